@@ -1,0 +1,24 @@
+"""klformer: Transformers whose attention kernel is learned from data, linear in the sequence length."""
+
+from klformer.attention import (
+    AttentionMechanism,
+    MultiheadAttention,
+    attention_names,
+    attention_options,
+    build_attention,
+)
+from klformer.kernels import resample
+from klformer.models import TransformerDecoder, TransformerEncoder
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionMechanism",
+    "MultiheadAttention",
+    "TransformerDecoder",
+    "TransformerEncoder",
+    "attention_names",
+    "attention_options",
+    "build_attention",
+    "resample",
+]

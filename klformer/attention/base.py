@@ -1,0 +1,180 @@
+"""What every attention has in common: the interface, its checks, and the registry by name.
+
+Masks: True = keep, everywhere. An attention sees heads only; the projections around it are in `multihead`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from klformer.checks import check_count, suggestion
+from klformer.registry import Registry
+
+
+class AttentionMechanism(nn.Module, ABC):
+    """Attention of several heads: q (B,H,L,D), k (B,H,S,D), v (B,H,S,E) -> (B,H,L,E).
+
+    Args:
+        num_heads: Heads H.
+        head_dim: Size D of queries and keys.
+        value_dim: Size E of values; D if None.
+        max_len: Longest sequence that will be seen, for mechanisms whose parameters depend on it.
+    """
+
+    #: Query i can be kept from seeing keys after i; such mechanisms can decode step by step as well.
+    supports_causal: ClassVar[bool] = True
+    #: Keys may come from another sequence than queries.
+    supports_cross: ClassVar[bool] = True
+    #: Time and memory grow linearly with the length.
+    is_linear: ClassVar[bool] = True
+
+    _anchor: Tensor
+
+    def __init__(self, *, num_heads: int, head_dim: int, value_dim: int | None = None, max_len: int | None = None) -> None:
+        super().__init__()
+        value_dim = head_dim if value_dim is None else value_dim
+        check_count("num_heads", num_heads)
+        check_count("head_dim", head_dim)
+        check_count("value_dim", value_dim)
+        if max_len is not None:
+            check_count("max_len", max_len)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.value_dim = value_dim
+        self.max_len = max_len
+        # Empty; it only remembers the device and the precision that the module was moved to.
+        self.register_buffer("_anchor", torch.empty(0), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Attend.
+
+        Args:
+            q: Queries (B, H, L, D).
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
+            key_mask: (B, S), True = keep. A query that has no key left gives 0.
+            causal: Query i sees keys 0 .. i only; L must equal S.
+
+        Returns:
+            (B, H, L, E).
+
+        Raises:
+            ValueError: for shapes that do not fit, or for what this mechanism can't do.
+        """
+        self._check_operands(q, k, v, key_mask, causal)
+        return self.attend(q, k, v, key_mask=key_mask, causal=causal)
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
+        """`forward` after its checks."""
+
+    def features(self, x: Tensor, role: Literal["query", "key"] = "query") -> Tensor:
+        """Explicit features (B, H, L, F) of x (B, H, L, D), whose inner products are the kernel that `forward` uses.
+
+        Raises:
+            ValueError: if the mechanism is not a kernel with finitely many features.
+        """
+        raise ValueError(f"{type(self).__name__} has no explicit features")
+
+    def initial_state(self, batch_size: int) -> Any:
+        """The state of decoding before the first token. States are not changed in place: keep one, and go on from it again."""
+        raise ValueError(f"{type(self).__name__} can't decode step by step")
+
+    def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
+        """The state after more keys (B, H, S, D) and values (B, H, S, E). For inference: no gradients."""
+        raise ValueError(f"{type(self).__name__} can't decode step by step")
+
+    def read(self, state: Any, q: Tensor) -> Tensor:
+        """Results (B, H, L, E) of queries against all that the state has absorbed. For inference: no gradients."""
+        raise ValueError(f"{type(self).__name__} can't decode step by step")
+
+    def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token of causal attention: (B,H,1,D), (B,H,1,D), (B,H,1,E) -> result (B,H,1,E) and the next state."""
+        self._check_operands(q_t, k_t, v_t, None, causal=True)
+        state = self.absorb(state, k_t, v_t)
+        return self.read(state, q_t), state
+
+    def _check_operands(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool) -> None:
+        heads, head_dim, value_dim = self.num_heads, self.head_dim, self.value_dim
+        for name, tensor, size in (("q", q, head_dim), ("k", k, head_dim), ("v", v, value_dim)):
+            if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != size:
+                raise ValueError(f"{name} must have shape (batch, {heads}, length, {size}), got {tuple(tensor.shape)}")
+        if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[2] != v.shape[2]:
+            raise ValueError(
+                "q, k and v must have the same batch size, and k and v the same length, "
+                f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            )
+        if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
+            raise ValueError(
+                f"key_mask must be a bool tensor of shape {(k.shape[0], k.shape[2])} (True = keep), "
+                f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
+            )
+        if causal and not self.supports_causal:
+            raise ValueError(f"{type(self).__name__} has no causal form")
+        if causal and q.shape[2] != k.shape[2]:
+            raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+        if not self.supports_cross and q.shape[2] != k.shape[2]:
+            raise ValueError(f"{type(self).__name__} can't attend to another sequence: {q.shape[2]} queries, {k.shape[2]} keys")
+        if self.max_len is not None and max(q.shape[2], k.shape[2]) > self.max_len:
+            raise ValueError(f"sequence of {max(q.shape[2], k.shape[2])} tokens is longer than max_len={self.max_len}")
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, value_dim={self.value_dim}"
+
+
+@dataclass(frozen=True)
+class AttentionEntry:
+    """An attention that can be built by name."""
+
+    build: Callable[..., AttentionMechanism]
+    #: Options besides the sizes, with their defaults.
+    options: Mapping[str, Any]
+    summary: str
+
+
+ATTENTIONS: Registry[AttentionEntry] = Registry("attention")
+
+
+def attention_names() -> list[str]:
+    """The names that `build_attention` knows."""
+    return list(ATTENTIONS)
+
+
+def attention_options(name: str) -> dict[str, Any]:
+    """The options of an attention with their defaults, besides num_heads, head_dim, value_dim and max_len."""
+    return dict(ATTENTIONS[name].options)
+
+
+def build_attention(
+    name: str,
+    *,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    max_len: int | None = None,
+    **options: Any,
+) -> AttentionMechanism:
+    """Build an attention by its name in the paper.
+
+    Args:
+        name: One of `attention_names()`.
+        num_heads: Heads H.
+        head_dim: Size D of queries and keys.
+        value_dim: Size E of values; D if None.
+        max_len: Longest sequence that will be seen; only some mechanisms need it.
+        options: What `attention_options(name)` lists.
+
+    Raises:
+        ValueError: for an unknown name or a value that is not allowed.
+        TypeError: for an option that the attention does not have.
+    """
+    entry = ATTENTIONS[name]
+    for option in options:
+        if option not in entry.options:
+            allowed = ", ".join(entry.options) or "none"
+            raise TypeError(f"{name} has no option {option!r}{suggestion(option, entry.options)} Options: {allowed}")
+    return entry.build(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **options)

@@ -1,0 +1,101 @@
+"""Query, key, value and output projections around any attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from klformer.attention.base import AttentionMechanism, build_attention
+from klformer.checks import check_count
+
+
+class MultiheadAttention(nn.Module):
+    """Multi-head attention of any kind: (B, L, model_dim) -> (B, L, model_dim).
+
+    Head and value sizes are independent of the model size: the paper's Text model has 4 heads of 64 in a model of 256, its
+    Image model 8 heads of 8 in a model of 128.
+
+    Args:
+        model_dim: Size of a token.
+        num_heads: Heads H.
+        attention: Name of the attention; see `attention_names()`.
+        head_dim: Size D of queries and keys; model_dim / num_heads if None.
+        value_dim: Size E of values; D if None.
+        max_len: Longest sequence; only some attentions need it.
+        bias: Whether the projections have a bias.
+        options: Options of the attention; see `attention_options(name)`.
+        causal: The layer will be used causally: refuse an attention that can't be.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        num_heads: int,
+        attention: str = "gmm-rks",
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        max_len: int | None = None,
+        bias: bool = False,
+        options: Mapping[str, Any] | None = None,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        check_count("model_dim", model_dim)
+        check_count("num_heads", num_heads)
+        if head_dim is None:
+            if model_dim % num_heads:
+                raise ValueError(f"model_dim={model_dim} is not a multiple of num_heads={num_heads}; give head_dim")
+            head_dim = model_dim // num_heads
+        self.mechanism: AttentionMechanism = build_attention(
+            attention, num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **(options or {})
+        )
+        if causal and not self.mechanism.supports_causal:
+            raise ValueError(f"attention {attention!r} has no causal form")
+        self.num_heads = num_heads
+        self.causal = causal
+        self.query = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
+        self.key = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
+        self.value = nn.Linear(model_dim, num_heads * self.mechanism.value_dim, bias=bias)
+        self.out = nn.Linear(num_heads * self.mechanism.value_dim, model_dim, bias=bias)
+        for projection in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None, *, key_mask: Tensor | None = None) -> Tensor:
+        """Attend from x (B, L, model_dim) to itself, or to `memory` (B, S, model_dim).
+
+        Args:
+            key_mask: (B, L), or (B, S) with memory; True = keep.
+        """
+        source = x if memory is None else memory
+        k, v = self._split(self.key(source)), self._split(self.value(source))
+        heads = self.mechanism(self._split(self.query(x)), k, v, key_mask=key_mask, causal=self.causal)
+        return self._merge(heads)
+
+    def initial_state(self, batch_size: int) -> Any:
+        """The state of decoding before the first token."""
+        return self.mechanism.initial_state(batch_size)
+
+    def absorb(self, state: Any, tokens: Tensor, *, key_mask: Tensor | None = None) -> Any:
+        """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""
+        return self.mechanism.absorb(state, self._split(self.key(tokens)), self._split(self.value(tokens)), key_mask=key_mask)
+
+    def read(self, state: Any, x: Tensor) -> Tensor:
+        """Attend from x (B, L, model_dim) to all that the state has absorbed."""
+        return self._merge(self.mechanism.read(state, self._split(self.query(x))))
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token (B, 1, model_dim) of causal self-attention, and the next state."""
+        state = self.absorb(state, x)
+        return self.read(state, x), state
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, L, H D) -> (B, H, L, D)."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _merge(self, heads: Tensor) -> Tensor:
+        """(B, H, L, E) -> (B, L, model_dim)."""
+        merged: Tensor = self.out(heads.transpose(1, 2).flatten(-2).to(self.out.weight.dtype))
+        return merged

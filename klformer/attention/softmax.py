@@ -1,0 +1,66 @@
+"""Softmax attention through torch's scaled_dot_product_attention: the quadratic yardstick.
+
+    out_i = sum_j softmax_j(q_i.k_j / sqrt D) v_j
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from klformer.attention.base import ATTENTIONS, AttentionEntry, AttentionMechanism
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """All keys (B, H, S, D), values (B, H, S, E) and their mask (B, S) so far; it grows with the sequence."""
+
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor
+
+
+class SoftmaxAttention(AttentionMechanism):
+    """Softmax attention, O(L^2) in time. Supports causal masks, cross-attention, padding and decoding with a key-value cache."""
+
+    is_linear = False
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
+        if key_mask is None:
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+        # A weight of 0 does not protect from a padded inf or nan, a zero in its place does.
+        padded = ~key_mask[:, None, :, None]
+        k, v = k.masked_fill(padded, 0), v.masked_fill(padded, 0)
+        visible = key_mask[:, None, None]
+        if causal:
+            triangle = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+            visible = visible & triangle
+        # A softmax over nothing is nan, also in the gradient: such a query sees everything here, and its result is replaced.
+        sees_none = ~visible.any(-1, keepdim=True)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=visible | sees_none)
+        return out.masked_fill(sees_none, 0)
+
+    def initial_state(self, batch_size: int) -> KeyValueCache:
+        return KeyValueCache(
+            k=self._anchor.new_empty(batch_size, self.num_heads, 0, self.head_dim),
+            v=self._anchor.new_empty(batch_size, self.num_heads, 0, self.value_dim),
+            key_mask=self._anchor.new_empty(batch_size, 0, dtype=torch.bool),
+        )
+
+    @torch.no_grad()
+    def absorb(self, state: KeyValueCache, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> KeyValueCache:
+        if key_mask is None:
+            key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+        return KeyValueCache(
+            k=torch.cat([state.k.to(k.dtype), k], dim=2),
+            v=torch.cat([state.v.to(v.dtype), v], dim=2),
+            key_mask=torch.cat([state.key_mask, key_mask], dim=1),
+        )
+
+    @torch.no_grad()
+    def read(self, state: KeyValueCache, q: Tensor) -> Tensor:
+        return self.attend(q, state.k, state.v, key_mask=state.key_mask, causal=False)
+
+
+ATTENTIONS.add("softmax", AttentionEntry(SoftmaxAttention, {}, "softmax attention, quadratic (torch's scaled_dot_product_attention)"))

@@ -1,0 +1,40 @@
+"""Checks of arguments: a bad value raises an error that names the argument, the value and what would be right."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless value > 0."""
+    if isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{name} must be positive, got {value!r}")
+
+
+def check_count(name: str, value: int, minimum: int = 1) -> None:
+    """Raises TypeError or ValueError unless `value` is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def check_choice(name: str, value: T, allowed: Iterable[T]) -> None:
+    """Raises ValueError unless `value` is one of `allowed`."""
+    choices = list(allowed)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{suggestion(value, choices)}")
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raises ValueError unless 0 <= value < 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+
+
+def suggestion(value: object, choices: Iterable[object]) -> str:
+    """'; did you mean ...?' for the nearest choice, or nothing if none is near."""
+    near = get_close_matches(str(value), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""

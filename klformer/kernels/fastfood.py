@@ -1,0 +1,122 @@
+"""FastFood: frequencies from products of diagonal, permutation and Hadamard matrices (Eq. 6 of the paper).
+
+    V = 1 / (lengthscale sqrt d) S H G Pi H B
+
+H is the Walsh-Hadamard matrix, B, G and S are diagonal, Pi is a permutation. With random signs in B, N(0, 1) in G and S_i = chi_d / |G|
+every row of V is distributed as N(0, I / lengthscale^2), exactly. A block has d rows, d the next power of two of the head size (inputs are
+padded with zeros); R frequencies take ceil(R / d) blocks. The paper asks for "M | d_q", which must read d_q | M; with padding and
+truncation any R works.
+
+The blocks are formed with the fast transform, d^2 log d once a forward, and go through the same product as every other kernel: for head sizes up to
+256 one matrix product is faster than transforming every token (docs/decisions.md).
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from klformer.checks import check_choice, check_positive
+from klformer.kernels.spectrum import SpectralDistribution, draw_normal, draw_norms, draw_signs
+from klformer.ops.hadamard import hadamard_transform, next_power_of_two
+
+
+class FastFoodSpectrum(SpectralDistribution):
+    """FastFood, FastFood-S and FastFood-SGB of the paper, one set of diagonals a head.
+
+    Args:
+        learn: "sgb" learns all three diagonals (the paper's main model), "s" only S, "none" nothing. What is not learned is noise
+            and redrawn by `resample`; the permutation always is.
+        init: "structured" draws the diagonals as above: the kernel starts as a Gaussian of the given lengthscale. "released"
+            draws all three from N(0, 1/d), as the authors' code does: frequencies start near 0 (norm 0.013 at d = 64) and the kernel
+            as a constant.
+        lengthscale: Width of the structured kernel. The default is 1 for PRF; for RKS it is D^(1/4), at which queries and keys of unit
+            variance differ by an exponent of about 1 after the scaling by D^(-1/4), like the logits of softmax. "auto" is this choice.
+    """
+
+    defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"lengthscale": 1.0}}
+    scaling: Tensor
+    gaussian: Tensor
+    signs: Tensor
+    permutation: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_frequencies: int = 256,
+        learn: Literal["none", "s", "sgb"] = "sgb",
+        init: Literal["structured", "released"] = "structured",
+        lengthscale: float | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
+        check_choice("learn", learn, ("none", "s", "sgb"))
+        check_choice("init", init, ("structured", "released"))
+        if lengthscale == "auto":
+            lengthscale = head_dim**0.25
+        check_positive("lengthscale", lengthscale)
+        self.learn = learn
+        self.init = init
+        self.lengthscale = lengthscale
+        self.block_dim = next_power_of_two(head_dim)
+        self.num_blocks = -(-num_frequencies // self.block_dim)
+        shape = (num_heads, self.num_blocks, self.block_dim)
+        self._diagonal("scaling", shape, learned=learn != "none")
+        self._diagonal("gaussian", shape, learned=learn == "sgb")
+        self._diagonal("signs", shape, learned=learn == "sgb")
+        self.register_buffer("permutation", torch.empty(shape, dtype=torch.long))
+        self._draw_diagonals(None, learned_too=True)
+        self._draw_permutation(None)
+
+    def _diagonal(self, name: str, shape: tuple[int, ...], *, learned: bool) -> None:
+        if learned:
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        else:
+            self.register_buffer(name, torch.empty(shape))
+
+    @torch.no_grad()
+    def _draw_diagonals(self, generator: torch.Generator | None, *, learned_too: bool) -> None:
+        """Draw the diagonals B, G and S; without `learned_too` only those that are noise."""
+        scaling, gaussian, signs = self.scaling, self.gaussian, self.signs
+        if learned_too or self.learn != "sgb":
+            if self.init == "released":
+                draw_normal(signs, generator)
+                signs *= self.block_dim**-0.5
+            else:
+                draw_signs(signs, generator)
+            draw_normal(gaussian, generator)
+            if self.init == "released":
+                gaussian *= self.block_dim**-0.5
+        if learned_too or self.learn == "none":
+            if self.init == "released":
+                draw_normal(scaling, generator)
+                scaling *= self.block_dim**-0.5
+            else:
+                norms = draw_norms(tuple(scaling.shape), self.block_dim, generator).to(scaling.device)
+                scaling.copy_(norms / gaussian.norm(dim=-1, keepdim=True))
+
+    @torch.no_grad()
+    def _draw_permutation(self, generator: torch.Generator | None) -> None:
+        keys = torch.empty(self.permutation.shape)
+        draw_normal(keys, generator)
+        self.permutation.copy_(keys.argsort(dim=-1))
+
+    @torch.no_grad()
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        self._draw_diagonals(generator, learned_too=False)
+        self._draw_permutation(generator)
+
+    def frequencies(self) -> Tensor:
+        scaling, gaussian, signs = self.scaling, self.gaussian, self.signs
+        identity = torch.eye(self.block_dim, dtype=signs.dtype, device=signs.device)
+        columns = hadamard_transform(identity) * signs.unsqueeze(-2)  # H B, (H, blocks, d, d)
+        index = self.permutation.unsqueeze(-1).expand(*self.permutation.shape, self.block_dim)
+        columns = columns.gather(-2, index) * gaussian.unsqueeze(-1)  # G Pi H B
+        # The transform works along the last dimension: H M = (M^T H)^T.
+        columns = hadamard_transform(columns.transpose(-1, -2)).transpose(-1, -2)
+        rows = columns * (scaling / (self.lengthscale * self.block_dim**0.5)).unsqueeze(-1)
+        return rows.flatten(1, 2)[:, : self.num_frequencies, : self.head_dim]
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, learn={self.learn!r}, init={self.init!r}, lengthscale={self.lengthscale:g}"

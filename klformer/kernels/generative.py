@@ -1,0 +1,62 @@
+"""A generator network as the distribution of frequencies (Eq. 7 and 8 of the paper): omega_m = g(n_m), n_m ~ N(0, I).
+
+    g = [Linear, BatchNorm over the sample, LeakyReLU] x 4, then Linear and tanh
+
+One generator serves all heads of a layer; heads differ in their projections only. Omega is generated once a forward and used for
+queries and keys alike, so that the statistics of the batch norm move once (the authors' code runs it once for each).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from klformer.checks import check_count
+from klformer.kernels.spectrum import SpectralDistribution, draw_normal
+
+
+class GenerativeSpectrum(SpectralDistribution):
+    """Frequencies in (-1, 1)^D from a small network.
+
+    In training the batch norm uses the statistics of the R samples; in evaluation its running averages, as everywhere in torch.
+
+    Args:
+        num_frequencies: R; at least 2, for the batch norm.
+        noise_dim: Size of n_m; the head size if None.
+        hidden_dims: Widths of the hidden layers; four of the head size if None, as in the paper.
+    """
+
+    noise: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_frequencies: int = 256,
+        noise_dim: int | None = None,
+        hidden_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
+        check_count("num_frequencies", num_frequencies, minimum=2)
+        noise_dim = head_dim if noise_dim is None else noise_dim
+        hidden_dims = (head_dim,) * 4 if hidden_dims is None else tuple(hidden_dims)
+        check_count("noise_dim", noise_dim)
+        for width in hidden_dims:
+            check_count("hidden_dims", width)
+        layers: list[nn.Module] = []
+        size = noise_dim
+        for width in hidden_dims:
+            layers += [nn.Linear(size, width), nn.BatchNorm1d(width), nn.LeakyReLU(0.01)]
+            size = width
+        self.generator = nn.Sequential(*layers, nn.Linear(size, head_dim), nn.Tanh())
+        self.register_buffer("noise", torch.empty(num_frequencies, noise_dim))
+        self.resample()
+
+    @torch.no_grad()
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        draw_normal(self.noise, generator)
+
+    def frequencies(self) -> Tensor:
+        omega: Tensor = self.generator(self.noise)
+        return omega.unsqueeze(0)

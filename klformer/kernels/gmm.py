@@ -1,0 +1,110 @@
+"""A mixture of Gaussians as the distribution of frequencies (Eq. 4 and 5 of the paper).
+
+    omega_{c,m} = S_c n_m + mu_c,    n_m ~ N(0, I),    weights 1/C        kappa(d) = 1/C sum_c exp(-1/2 |S_c^T d|^2) cos(mu_c.d)
+
+The paper writes Sigma for S: a square root of the covariance, not the covariance. In its experiments C = 2, mu_2 = -mu_1 and
+S_1 = S_2 ("tied"), for which the kernel is exp(-1/2 |S^T d|^2) cos(mu.d) and RKS needs half of the work (see ops/modulation.py).
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from klformer.checks import check_choice, check_count
+from klformer.kernels.spectrum import Frequencies, SpectralDistribution, draw_normal
+
+
+class GaussianMixtureSpectrum(SpectralDistribution):
+    """C Gaussians a head with learned means and scales; the noise is shared by heads and components, as in the paper.
+
+    Args:
+        num_frequencies: R = C M for the paper's M noise vectors; a multiple of C.
+        num_components: C.
+        covariance: "full" learns S_c as a matrix, "diagonal" as exp(s_c / 2) on the diagonal. The paper uses a full matrix for RKS
+            and a diagonal for PRF, and so do the defaults of `gmm-rks` and `gmm-prf`.
+        tied: The two components are at +mu and -mu and share their scale; C must be 2.
+        init: "released" is what the authors' code does. Full: S Xavier-uniform as a (H, D, D) tensor and mu ~ U(+-1/D), so that
+            frequencies are short (norm about 1.4 at D = 64) and the kernel starts broad. Diagonal: variances near 1 and
+            mu ~ U(+-1/sqrt D). "identity" starts at unit covariance with means ~ U(+-1/sqrt D): near the Gaussian kernel.
+            The default is "released": with RKS at D = 64 a unit covariance starts as noise (docs/decisions.md).
+    """
+
+    defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"covariance": "diagonal"}}
+    noise: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_frequencies: int = 256,
+        num_components: int = 2,
+        covariance: Literal["full", "diagonal"] = "full",
+        tied: bool = True,
+        init: Literal["released", "identity"] = "released",
+    ) -> None:
+        super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
+        check_count("num_components", num_components)
+        check_choice("covariance", covariance, ("full", "diagonal"))
+        check_choice("init", init, ("released", "identity"))
+        if tied and num_components != 2:
+            raise ValueError(f"tied needs num_components=2 (means +mu and -mu), got {num_components}; pass tied=False")
+        if num_frequencies % num_components:
+            raise ValueError(
+                f"num_frequencies must be a multiple of num_components={num_components}, got {num_frequencies}"
+            )
+        self.num_components = num_components
+        self.covariance_kind = covariance
+        self.tied = tied
+        self.init = init
+        num_learned = 1 if tied else num_components
+        self.mean = nn.Parameter(torch.empty(num_heads, num_learned, head_dim))
+        scale_shape = (head_dim, head_dim) if covariance == "full" else (head_dim,)
+        #: S itself if full, (H, C, D, D); the logarithm of the variances if diagonal, (H, C, D).
+        self.scale = nn.Parameter(torch.empty(num_heads, num_learned, *scale_shape))
+        self.register_buffer("noise", torch.empty(num_frequencies // num_components, head_dim))
+        self.reset_parameters()
+        self.resample()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial means and scales."""
+        full = self.covariance_kind == "full"
+        mean_bound = 1 / self.head_dim if full and self.init == "released" else self.head_dim**-0.5
+        nn.init.uniform_(self.mean, -mean_bound, mean_bound)
+        for component in self.scale.unbind(1):
+            if self.init == "released":
+                nn.init.xavier_uniform_(component)
+            elif full:
+                component.copy_(torch.eye(self.head_dim))
+            else:
+                component.zero_()
+
+    @torch.no_grad()
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        draw_normal(self.noise, generator)
+
+    def frequencies(self) -> Tensor:
+        centred = self._centred()
+        if self.tied:
+            mean = self.mean.squeeze(1).unsqueeze(-2)
+            return torch.cat([centred.squeeze(1) + mean, centred.squeeze(1) - mean], dim=-2)
+        return (centred + self.mean.unsqueeze(-2)).flatten(1, 2)  # (H, C, M, D) -> (H, R, D)
+
+    def factors(self) -> Frequencies:
+        if not self.tied:
+            return super().factors()
+        return Frequencies(self._centred().squeeze(1), self.mean.squeeze(1))
+
+    def covariance(self) -> Tensor:
+        """S S^T of every head and component, (H, C, D, D); tied components are listed once."""
+        if self.covariance_kind == "diagonal":
+            return torch.diag_embed(self.scale.exp())
+        return self.scale @ self.scale.transpose(-1, -2)
+
+    def _centred(self) -> Tensor:
+        """S_c n_m, (H, C, M, D)."""
+        if self.covariance_kind == "diagonal":
+            return self.noise * (self.scale / 2).exp().unsqueeze(-2)
+        return self.noise @ self.scale.transpose(-1, -2)

@@ -1,0 +1,97 @@
+"""Where the frequencies come from: the abstract spectral distribution, and the registry of the learnable ones.
+
+A shift-invariant kernel is the Fourier transform of a distribution of frequencies (Bochner; Eq. 2 of the paper). To learn the
+kernel is to learn the distribution. A new one is one file, a subclass with `resample` and `frequencies`, and a line in
+`kernels/__init__.py`:
+
+    SPECTRA.add("name", Class)
+
+Its attentions `name-rks` and `name-prf`, their options and every contract test follow from that.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from klformer.checks import check_count
+from klformer.registry import Registry
+
+
+class Frequencies(NamedTuple):
+    """Frequencies as a product: Omega (H or 1, R, D), or its halves omega + mean and omega - mean."""
+
+    omega: Tensor  # (H or 1, R, D); R / 2 where there is a mean
+    mean: Tensor | None  # (H or 1, D)
+
+
+class SpectralDistribution(nn.Module, ABC):
+    """A distribution of frequencies omega in R^D, one for each head or one for all.
+
+    Noise lives in persistent buffers and changes in `resample` only: never in a forward pass. A state dict therefore
+    reproduces the kernel exactly.
+
+    Args:
+        num_heads: Heads H.
+        head_dim: Size D of a frequency.
+        num_frequencies: Frequencies R in a sample, all components together.
+    """
+
+    #: Defaults of options that depend on the feature map: {"prf": {"option": value}}.
+    defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def __init__(self, *, num_heads: int, head_dim: int, num_frequencies: int) -> None:
+        super().__init__()
+        check_count("num_heads", num_heads)
+        check_count("head_dim", head_dim)
+        check_count("num_frequencies", num_frequencies)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.num_frequencies = num_frequencies
+
+    @abstractmethod
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
+
+    @abstractmethod
+    def frequencies(self) -> Tensor:
+        """Omega, (H or 1, R, D), differentiable in the parameters."""
+
+    def factors(self) -> Frequencies:
+        """Omega in the form that costs least; `frequencies` written out if there is no better one."""
+        return Frequencies(self.frequencies(), None)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_frequencies={self.num_frequencies}"
+
+
+SPECTRA: Registry[type[SpectralDistribution]] = Registry("kernel")
+
+
+def draw_normal(target: Tensor, generator: torch.Generator | None) -> None:
+    """Fill a buffer with N(0, 1), drawn on the generator's device (the CPU if there is none)."""
+    device = torch.device("cpu") if generator is None else generator.device
+    target.copy_(torch.randn(target.shape, generator=generator, device=device))
+
+
+def draw_signs(target: Tensor, generator: torch.Generator | None) -> None:
+    """Fill a buffer with +1 and -1, equally likely."""
+    device = torch.device("cpu") if generator is None else generator.device
+    target.copy_(torch.randint(0, 2, target.shape, generator=generator, device=device) * 2 - 1)
+
+
+def draw_norms(shape: tuple[int, ...], dim: int, generator: torch.Generator | None) -> Tensor:
+    """Norms of independent N(0, I) vectors in R^dim: chi-distributed with dim degrees of freedom."""
+    device = torch.device("cpu") if generator is None else generator.device
+    return torch.randn(*shape, dim, generator=generator, device=device).norm(dim=-1)
+
+
+def resample(module: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Draw new noise for every spectral distribution in `module`, in the order of its modules.
+
+    With equally seeded generators, equal models draw equal frequencies: this is how the ranks of a distributed run stay together.
+    """
+    for child in module.modules():
+        if isinstance(child, SpectralDistribution):
+            child.resample(generator)

@@ -1,0 +1,92 @@
+"""From tokens or vectors to the model's inputs: embedding, position, and the CLS token in front."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from klformer.checks import check_choice, check_count, check_probability
+
+
+def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
+    """(max_len, model_dim): sin and cos of the position at wavelengths from 2 pi to 20,000 pi."""
+    position = torch.arange(max_len, dtype=torch.float64).unsqueeze(1)
+    rate = torch.exp(torch.arange(0, model_dim, 2, dtype=torch.float64) * (-math.log(10_000.0) / model_dim))
+    table = torch.zeros(max_len, model_dim, dtype=torch.float64)
+    table[:, 0::2] = torch.sin(position * rate)
+    table[:, 1::2] = torch.cos(position * rate)[:, : model_dim // 2]
+    return table.float()
+
+
+class SequenceEmbedding(nn.Module):
+    """Tokens (B, L) or vectors (B, L, input_dim) -> (B, L or L + 1, model_dim), with positions, and CLS in front if wanted.
+
+    Args:
+        model_dim: Size of a token in the model.
+        max_len: Longest sequence, without CLS.
+        vocab_size: Number of tokens; give this or `input_dim`.
+        input_dim: Size of input vectors; give this or `vocab_size`.
+        positions: "sinusoidal" or "learned".
+        cls: Put a learned token, zero at first, in front of every sequence.
+        dropout: Applied to the sum.
+    """
+
+    cls_token: nn.Parameter | None
+
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        max_len: int,
+        vocab_size: int | None = None,
+        input_dim: int | None = None,
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        cls: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_count("model_dim", model_dim)
+        check_count("max_len", max_len)
+        check_choice("positions", positions, ("sinusoidal", "learned"))
+        check_probability("dropout", dropout)
+        if (vocab_size is None) == (input_dim is None):
+            raise ValueError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
+        self.max_len = max_len
+        self.inputs: nn.Embedding | nn.Linear
+        if vocab_size is not None:
+            check_count("vocab_size", vocab_size)
+            self.inputs = nn.Embedding(vocab_size, model_dim)
+        elif input_dim is not None:
+            check_count("input_dim", input_dim)
+            self.inputs = nn.Linear(input_dim, model_dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, model_dim)) if cls else None
+        num_positions = max_len + int(cls)
+        if positions == "learned":
+            self.positions: Tensor = nn.Parameter(torch.empty(num_positions, model_dim).normal_(std=0.02))
+        else:
+            self.register_buffer("positions", sinusoidal_positions(num_positions, model_dim), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor, key_mask: Tensor | None = None, *, offset: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Embed, and extend the mask by the CLS token.
+
+        Args:
+            inputs: (B, L) token ids or (B, L, input_dim) vectors.
+            key_mask: (B, L), True = keep.
+            offset: Position of the first input, for decoding; CLS is put in front at position 0 only.
+        """
+        length = inputs.shape[1]
+        if offset + length > self.max_len:
+            raise ValueError(f"sequence of {offset + length} tokens is longer than max_len={self.max_len}")
+        x = self.inputs(inputs)
+        first = offset
+        if self.cls_token is not None:
+            if offset == 0:
+                x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
+                if key_mask is not None:
+                    key_mask = torch.cat([key_mask.new_ones(x.shape[0], 1), key_mask], dim=1)
+            else:
+                first += 1
+        x = x + self.positions[first : first + x.shape[1]]
+        return self.dropout(x), key_mask

@@ -1,0 +1,288 @@
+"""Pre-LN Transformer encoder and decoder around any attention, as in Long Range Arena.
+
+    x <- x + Attention(LN x);  [decoder: x <- x + Attention(LN x, memory)];  x <- x + FF(LN x);  LN at the end
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from klformer.attention import MultiheadAttention
+from klformer.checks import check_choice, check_count, check_probability
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class FeedForward(nn.Sequential):
+    """Linear, activation, dropout, Linear."""
+
+    def __init__(self, *, model_dim: int, hidden_dim: int, activation: str, dropout: float) -> None:
+        check_count("ffn_dim", hidden_dim)
+        check_choice("activation", activation, ACTIVATIONS)
+        first, second = nn.Linear(model_dim, hidden_dim), nn.Linear(hidden_dim, model_dim)
+        for layer in (first, second):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
+        super().__init__(first, ACTIVATIONS[activation](), nn.Dropout(dropout), second)
+
+
+class TransformerLayer(nn.Module):
+    """One block: self-attention, attention to a memory if it is a decoder's with one, feed-forward."""
+
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        ffn_dim: int,
+        dropout: float,
+        activation: str,
+        attention: Mapping[str, Any],
+        causal: bool,
+        cross_attention: bool,
+    ) -> None:
+        super().__init__()
+        self.self_norm = nn.LayerNorm(model_dim)
+        self.self_attention = MultiheadAttention(model_dim=model_dim, causal=causal, **attention)
+        self.cross_norm = nn.LayerNorm(model_dim) if cross_attention else None
+        self.cross_attention = MultiheadAttention(model_dim=model_dim, **attention) if cross_attention else None
+        if self.cross_attention is not None and not self.cross_attention.mechanism.supports_cross:
+            raise ValueError(f"attention {attention['attention']!r} can't attend to another sequence")
+        self.ffn_norm = nn.LayerNorm(model_dim)
+        self.ffn = FeedForward(model_dim=model_dim, hidden_dim=ffn_dim, activation=activation, dropout=dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, memory: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """(B, L, model_dim) -> (B, L, model_dim)."""
+        x = x + self.dropout(self.self_attention(self.self_norm(x), key_mask=key_mask))
+        if self.cross_attention is not None and self.cross_norm is not None:
+            x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+    def initial_state(self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None) -> "LayerState":
+        """The state before the first token; a memory is absorbed once and for all."""
+        cross = None
+        if self.cross_attention is not None and memory is not None:
+            empty = self.cross_attention.initial_state(batch_size)
+            cross = self.cross_attention.absorb(empty, memory, key_mask=memory_mask)
+        return LayerState(self.self_attention.initial_state(batch_size), cross)
+
+    def step(self, x: Tensor, state: "LayerState") -> "tuple[Tensor, LayerState]":
+        """One token (B, 1, model_dim) and the next state."""
+        attended, own = self.self_attention.step(self.self_norm(x), state.own)
+        x = x + self.dropout(attended)
+        if self.cross_attention is not None and self.cross_norm is not None:
+            x = x + self.dropout(self.cross_attention.read(state.cross, self.cross_norm(x)))
+        return x + self.dropout(self.ffn(self.ffn_norm(x))), LayerState(own, state.cross)
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What a decoder layer carries from token to token: its own past, and the memory."""
+
+    own: Any
+    cross: Any
+
+
+class _Stack(nn.Module):
+    """Layers and the final normalisation."""
+
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        num_layers: int,
+        num_heads: int,
+        ffn_dim: int,
+        attention: str,
+        head_dim: int | None,
+        value_dim: int | None,
+        max_len: int | None,
+        dropout: float,
+        activation: str,
+        options: Mapping[str, Any] | None,
+        checkpoint_layers: bool,
+        causal: bool,
+        cross_attention: bool,
+    ) -> None:
+        super().__init__()
+        check_count("model_dim", model_dim)
+        check_count("num_layers", num_layers)
+        check_probability("dropout", dropout)
+        self.checkpoint_layers = checkpoint_layers
+        self.cross_attention = cross_attention
+        attention_arguments = {
+            "num_heads": num_heads,
+            "attention": attention,
+            "head_dim": head_dim,
+            "value_dim": value_dim,
+            "max_len": max_len,
+            "options": options,
+        }
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                model_dim=model_dim,
+                ffn_dim=ffn_dim,
+                dropout=dropout,
+                activation=activation,
+                attention=attention_arguments,
+                causal=causal,
+                cross_attention=cross_attention,
+            )
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(model_dim)
+
+    def _run(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        for layer in self.layers:
+            if self.checkpoint_layers and self.training:
+                x = checkpoint(layer, x, *context, use_reentrant=False)
+            else:
+                x = layer(x, *context)
+        normed: Tensor = self.norm(x)
+        return normed
+
+
+class TransformerEncoder(_Stack):
+    """(B, L, model_dim) -> (B, L, model_dim), every position seeing every position that is not padding.
+
+    Args:
+        model_dim: Size of a token.
+        num_layers: Blocks.
+        num_heads: Heads H.
+        ffn_dim: Hidden size of the feed-forward part.
+        attention: Name of the attention; see `attention_names()`.
+        head_dim: Size D of queries and keys; model_dim / num_heads if None.
+        value_dim: Size E of values; D if None.
+        max_len: Longest sequence; only some attentions need it.
+        dropout: After attention, inside and after the feed-forward part.
+        activation: "gelu" or "relu".
+        options: Options of the attention; see `attention_options(name)`.
+        checkpoint_layers: Keep only the inputs of each layer for backward and compute the rest again. Less memory, a third more time.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        num_layers: int,
+        num_heads: int,
+        ffn_dim: int,
+        attention: str = "gmm-rks",
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        max_len: int | None = None,
+        dropout: float = 0.1,
+        activation: Literal["gelu", "relu"] = "gelu",
+        options: Mapping[str, Any] | None = None,
+        checkpoint_layers: bool = False,
+    ) -> None:
+        super().__init__(
+            model_dim=model_dim,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            ffn_dim=ffn_dim,
+            attention=attention,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            max_len=max_len,
+            dropout=dropout,
+            activation=activation,
+            options=options,
+            checkpoint_layers=checkpoint_layers,
+            causal=False,
+            cross_attention=False,
+        )
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Encode x (B, L, model_dim); key_mask (B, L), True = keep."""
+        return self._run(x, key_mask)
+
+
+class TransformerDecoder(_Stack):
+    """(B, L, model_dim) -> (B, L, model_dim), every position seeing itself and the past, and a memory if there is one.
+
+    For generation, `initial_state` and `step` take one token at a time. With a linear attention a step costs the same at
+    every position.
+
+    Args:
+        cross_attention: Attend to an encoder's output as well.
+
+    The other arguments are those of TransformerEncoder.
+
+    Raises:
+        ValueError: if the attention has no causal form, or can't attend to another sequence where it should.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        num_layers: int,
+        num_heads: int,
+        ffn_dim: int,
+        attention: str = "gmm-rks",
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        max_len: int | None = None,
+        dropout: float = 0.1,
+        activation: Literal["gelu", "relu"] = "gelu",
+        options: Mapping[str, Any] | None = None,
+        checkpoint_layers: bool = False,
+        cross_attention: bool = False,
+    ) -> None:
+        super().__init__(
+            model_dim=model_dim,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            ffn_dim=ffn_dim,
+            attention=attention,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            max_len=max_len,
+            dropout=dropout,
+            activation=activation,
+            options=options,
+            checkpoint_layers=checkpoint_layers,
+            causal=True,
+            cross_attention=cross_attention,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Decode x (B, L, model_dim), all positions at once; memory (B, S, model_dim), masks True = keep."""
+        self._check_memory(memory)
+        return self._run(x, key_mask, memory, memory_mask)
+
+    def initial_state(
+        self, batch_size: int, memory: Tensor | None = None, *, memory_mask: Tensor | None = None
+    ) -> tuple[LayerState, ...]:
+        """The state before the first token."""
+        self._check_memory(memory)
+        return tuple(self._layer(i).initial_state(batch_size, memory, memory_mask) for i in range(len(self.layers)))
+
+    def step(self, x: Tensor, state: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """Decode one token (B, 1, model_dim). Equal to the same position of `forward` in evaluation."""
+        states = []
+        for index, layer_state in enumerate(state):
+            x, layer_state = self._layer(index).step(x, layer_state)
+            states.append(layer_state)
+        return self.norm(x), tuple(states)
+
+    def _layer(self, index: int) -> TransformerLayer:
+        layer: Any = self.layers[index]
+        return layer  # type: ignore[no-any-return]
+
+    def _check_memory(self, memory: Tensor | None) -> None:
+        if (memory is not None) != self.cross_attention:
+            raise ValueError(f"memory must be {'given' if self.cross_attention else 'None'}: cross_attention is {self.cross_attention}")
