@@ -25,7 +25,9 @@ def check_choice(name: str, value: T, allowed: Iterable[T]) -> None:
     """Raises ValueError unless `value` is one of `allowed`."""
     choices = list(allowed)
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{suggestion(value, choices)}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{suggestion(value, choices)}"
+        )
 
 
 def check_probability(name: str, value: float) -> None:

@@ -34,7 +34,9 @@ class AttentionMechanism(nn.Module, ABC):
 
     _anchor: Tensor
 
-    def __init__(self, *, num_heads: int, head_dim: int, value_dim: int | None = None, max_len: int | None = None) -> None:
+    def __init__(
+        self, *, num_heads: int, head_dim: int, value_dim: int | None = None, max_len: int | None = None
+    ) -> None:
         super().__init__()
         value_dim = head_dim if value_dim is None else value_dim
         check_count("num_heads", num_heads)
@@ -49,7 +51,9 @@ class AttentionMechanism(nn.Module, ABC):
         # Empty; it only remembers the device and the precision that the module was moved to.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
         """Attend.
 
         Args:
@@ -81,7 +85,7 @@ class AttentionMechanism(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} has no explicit features")
 
     def initial_state(self, batch_size: int) -> Any:
-        """The state of decoding before the first token. States are not changed in place: keep one, and go on from it again."""
+        """The state of decoding before the first token. States are never changed in place."""
         raise ValueError(f"{type(self).__name__} can't decode step by step")
 
     def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
@@ -118,7 +122,9 @@ class AttentionMechanism(nn.Module, ABC):
         if causal and q.shape[2] != k.shape[2]:
             raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
         if not self.supports_cross and q.shape[2] != k.shape[2]:
-            raise ValueError(f"{type(self).__name__} can't attend to another sequence: {q.shape[2]} queries, {k.shape[2]} keys")
+            raise ValueError(
+                f"{type(self).__name__} can't attend to another sequence: {q.shape[2]} queries, {k.shape[2]} keys"
+            )
         if self.max_len is not None and max(q.shape[2], k.shape[2]) > self.max_len:
             raise ValueError(f"sequence of {max(q.shape[2], k.shape[2])} tokens is longer than max_len={self.max_len}")
 

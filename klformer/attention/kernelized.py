@@ -1,8 +1,8 @@
 """Linear attention with any kernel, and the names of the grid: (distribution of frequencies) x (feature map).
 
-    gmm-rks  fastfood-rks  generative-rks  gmm-prf  fastfood-prf  generative-prf      the paper's six, learned
-    rbf-rks  performer                                                                a fixed Gaussian distribution
-    linear-elu                                                                        a fixed map without frequencies
+gmm-rks  fastfood-rks  generative-rks  gmm-prf  fastfood-prf  generative-prf      the paper's six, learned
+rbf-rks  performer                                                                a fixed Gaussian distribution
+linear-elu                                                                        a fixed map without frequencies
 """
 
 import inspect
@@ -14,7 +14,8 @@ from klformer.attention.base import ATTENTIONS, AttentionEntry, AttentionMechani
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
 from klformer.ops.decoding import SpectralState
 
-#: Options of a kernel by its map. RKS is smoothed by 1, as in the authors' code: see docs/decisions.md for what happens without.
+#: Options of a kernel by its map. RKS is smoothed by 1, as in the authors' code: see docs/decisions.md for what
+#: happens without.
 MAP_OPTIONS: dict[str, dict[str, Any]] = {
     "rks": {"smoothing": 1.0},
     "prf": {"norm_coefficient": 1.0},
@@ -40,7 +41,9 @@ class KernelizedAttention(AttentionMechanism):
         return self.kernel.features(x)
 
     def initial_state(self, batch_size: int) -> SpectralState:
-        return self.kernel.decoder().initial_state(batch_size, self.num_heads, self.head_dim, self.value_dim, self._anchor)
+        return self.kernel.decoder().initial_state(
+            batch_size, self.num_heads, self.head_dim, self.value_dim, self._anchor
+        )
 
     def absorb(self, state: SpectralState, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> SpectralState:
         return self.kernel.decoder().absorb(state, k, v, key_mask)

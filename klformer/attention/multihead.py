@@ -12,8 +12,8 @@ from klformer.checks import check_count
 class MultiheadAttention(nn.Module):
     """Multi-head attention of any kind: (B, L, model_dim) -> (B, L, model_dim).
 
-    Head and value sizes are independent of the model size: the paper's Text model has 4 heads of 64 in a model of 256, its
-    Image model 8 heads of 8 in a model of 128.
+    Head and value sizes are independent of the model size: the paper's Text model has 4 heads of 64 in a model of
+    256, its Image model 8 heads of 8 in a model of 128.
 
     Args:
         model_dim: Size of a token.
@@ -80,7 +80,9 @@ class MultiheadAttention(nn.Module):
 
     def absorb(self, state: Any, tokens: Tensor, *, key_mask: Tensor | None = None) -> Any:
         """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""
-        return self.mechanism.absorb(state, self._split(self.key(tokens)), self._split(self.value(tokens)), key_mask=key_mask)
+        return self.mechanism.absorb(
+            state, self._split(self.key(tokens)), self._split(self.value(tokens)), key_mask=key_mask
+        )
 
     def read(self, state: Any, x: Tensor) -> Tensor:
         """Attend from x (B, L, model_dim) to all that the state has absorbed."""
@@ -93,9 +95,8 @@ class MultiheadAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, L, H D) -> (B, H, L, D)."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def _merge(self, heads: Tensor) -> Tensor:
         """(B, H, L, E) -> (B, L, model_dim)."""
-        merged: Tensor = self.out(heads.transpose(1, 2).flatten(-2).to(self.out.weight.dtype))
-        return merged
+        return self.out(heads.transpose(1, 2).flatten(-2).to(self.out.weight.dtype))

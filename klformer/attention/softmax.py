@@ -1,6 +1,6 @@
 """Softmax attention through torch's scaled_dot_product_attention: the quadratic yardstick.
 
-    out_i = sum_j softmax_j(q_i.k_j / sqrt D) v_j
+out_i = sum_j softmax_j(q_i.k_j / sqrt D) v_j
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class KeyValueCache:
 
 
 class SoftmaxAttention(AttentionMechanism):
-    """Softmax attention, O(L^2) in time. Supports causal masks, cross-attention, padding and decoding with a key-value cache."""
+    """Softmax attention, O(L^2) in time: causal or not, own or other keys, padding, decoding with a growing cache."""
 
     is_linear = False
 
@@ -36,7 +36,7 @@ class SoftmaxAttention(AttentionMechanism):
         if causal:
             triangle = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
             visible = visible & triangle
-        # A softmax over nothing is nan, also in the gradient: such a query sees everything here, and its result is replaced.
+        # A softmax over nothing is nan, also in the gradient: such a query sees everything, and its result is replaced.
         sees_none = ~visible.any(-1, keepdim=True)
         out = scaled_dot_product_attention(q, k, v, attn_mask=visible | sees_none)
         return out.masked_fill(sees_none, 0)
@@ -63,4 +63,7 @@ class SoftmaxAttention(AttentionMechanism):
         return self.attend(q, state.k, state.v, key_mask=state.key_mask, causal=False)
 
 
-ATTENTIONS.add("softmax", AttentionEntry(SoftmaxAttention, {}, "softmax attention, quadratic (torch's scaled_dot_product_attention)"))
+ATTENTIONS.add(
+    "softmax",
+    AttentionEntry(SoftmaxAttention, {}, "softmax attention, quadratic (torch's scaled_dot_product_attention)"),
+)

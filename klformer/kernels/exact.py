@@ -1,4 +1,5 @@
-"""Kernels in closed form: what the estimates are estimates of. Every function takes q (..., L, D) and k (..., S, D) and gives (..., L, S).
+"""Kernels in closed form: what the estimates are estimates of. Every function takes q (..., L, D) and k (..., S, D)
+and gives (..., L, S).
 
 No scaling of the inputs is applied here; attention multiplies queries and keys by D^(-1/4) first.
 """
@@ -8,7 +9,7 @@ from torch import Tensor
 
 
 def gaussian_kernel(q: Tensor, k: Tensor, lengthscale: float = 1.0) -> Tensor:
-    """exp(-|q - k|^2 / (2 lengthscale^2)): RKS with omega ~ N(0, I / lengthscale^2), and PRF with c = 1 and omega ~ N(0, I)."""
+    """exp(-|q - k|^2 / (2 l^2)): RKS with omega ~ N(0, I / l^2), and PRF with c = 1 and omega ~ N(0, I) for l = 1."""
     difference = q.unsqueeze(-2) - k.unsqueeze(-3)
     return (-difference.square().sum(-1) / (2 * lengthscale**2)).exp()
 

@@ -2,13 +2,13 @@
 
     V = 1 / (lengthscale sqrt d) S H G Pi H B
 
-H is the Walsh-Hadamard matrix, B, G and S are diagonal, Pi is a permutation. With random signs in B, N(0, 1) in G and S_i = chi_d / |G|
-every row of V is distributed as N(0, I / lengthscale^2), exactly. A block has d rows, d the next power of two of the head size (inputs are
-padded with zeros); R frequencies take ceil(R / d) blocks. The paper asks for "M | d_q", which must read d_q | M; with padding and
-truncation any R works.
+H is the Walsh-Hadamard matrix, B, G and S are diagonal, Pi is a permutation. With random signs in B, N(0, 1) in G and
+S_i = chi_d / |G| every row of V is distributed as N(0, I / lengthscale^2), exactly. A block has d rows, d the next
+power of two of the head size (inputs are padded with zeros); R frequencies take ceil(R / d) blocks. The paper asks
+for "M | d_q", which must read d_q | M; with padding and truncation any R works.
 
-The blocks are formed with the fast transform, d^2 log d once a forward, and go through the same product as every other kernel: for head sizes up to
-256 one matrix product is faster than transforming every token (docs/decisions.md).
+The blocks are formed with the fast transform, d^2 log d once a forward, and go through the same product as every
+other kernel: for head sizes up to 256 one matrix product is faster than transforming every token (docs/decisions.md).
 """
 
 from typing import Any, ClassVar, Literal
@@ -25,13 +25,14 @@ class FastFoodSpectrum(SpectralDistribution):
     """FastFood, FastFood-S and FastFood-SGB of the paper, one set of diagonals a head.
 
     Args:
-        learn: "sgb" learns all three diagonals (the paper's main model), "s" only S, "none" nothing. What is not learned is noise
-            and redrawn by `resample`; the permutation always is.
-        init: "structured" draws the diagonals as above: the kernel starts as a Gaussian of the given lengthscale. "released"
-            draws all three from N(0, 1/d), as the authors' code does: frequencies start near 0 (norm 0.013 at d = 64) and the kernel
-            as a constant.
-        lengthscale: Width of the structured kernel. The default is 1 for PRF; for RKS it is D^(1/4), at which queries and keys of unit
-            variance differ by an exponent of about 1 after the scaling by D^(-1/4), like the logits of softmax. "auto" is this choice.
+        learn: "sgb" learns all three diagonals (the paper's main model), "s" only S, "none" nothing. What is not
+            learned is noise and redrawn by `resample`; the permutation always is.
+        init: "structured" draws the diagonals as above: the kernel starts as a Gaussian of the given lengthscale.
+            "released" draws all three from N(0, 1/d), as the authors' code does: frequencies start near 0 (norm 0.013
+            at d = 64) and the kernel as a constant.
+        lengthscale: Width of the kernel at the start. "auto" is 1 for the released initialisation and D^(1/4) for the
+            structured one, at which queries and keys of unit variance, scaled by D^(-1/4), differ by an exponent of
+            about 1, like the logits of softmax. The default is "auto" for RKS and 1 for PRF.
     """
 
     defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"lengthscale": 1.0}}
@@ -54,7 +55,7 @@ class FastFoodSpectrum(SpectralDistribution):
         check_choice("learn", learn, ("none", "s", "sgb"))
         check_choice("init", init, ("structured", "released"))
         if lengthscale == "auto":
-            lengthscale = head_dim**0.25
+            lengthscale = head_dim**0.25 if init == "structured" else 1.0
         check_positive("lengthscale", lengthscale)
         self.learn = learn
         self.init = init

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from klformer.checks import check_choice, check_positive
-from klformer.kernels.spectrum import SpectralDistribution, draw_norms, draw_normal
+from klformer.kernels.spectrum import SpectralDistribution, draw_normal, draw_norms
 
 
 class GaussianSpectrum(SpectralDistribution):
     """omega ~ N(0, I / lengthscale^2), shared by all heads.
 
     Args:
-        coupling: "iid" draws every frequency by itself. "orthogonal" makes them orthogonal in blocks of D, with norms drawn
-            as those of Gaussian vectors: each has the same distribution as before, and the estimate of the kernel a lower variance.
+        coupling: "iid" draws every frequency by itself. "orthogonal" makes them orthogonal in blocks of D, with norms
+            drawn as those of Gaussian vectors: each has the same distribution as before, and the estimate of the
+            kernel a lower variance.
         lengthscale: Width of the kernel.
     """
 

@@ -2,8 +2,9 @@
 
     g = [Linear, BatchNorm over the sample, LeakyReLU] x 4, then Linear and tanh
 
-One generator serves all heads of a layer; heads differ in their projections only. Omega is generated once a forward and used for
-queries and keys alike, so that the statistics of the batch norm move once (the authors' code runs it once for each).
+One generator serves all heads of a layer; heads differ in their projections only. Omega is generated once a forward
+and used for queries and keys alike, so that the statistics of the batch norm move once (the authors' code runs it
+once for each).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from klformer.kernels.spectrum import SpectralDistribution, draw_normal
 class GenerativeSpectrum(SpectralDistribution):
     """Frequencies in (-1, 1)^D from a small network.
 
-    In training the batch norm uses the statistics of the R samples; in evaluation its running averages, as everywhere in torch.
+    In training the batch norm uses the statistics of the R samples; in evaluation its running averages, as everywhere
+    in torch.
 
     Args:
         num_frequencies: R; at least 2, for the batch norm.
@@ -58,5 +60,4 @@ class GenerativeSpectrum(SpectralDistribution):
         draw_normal(self.noise, generator)
 
     def frequencies(self) -> Tensor:
-        omega: Tensor = self.generator(self.noise)
-        return omega.unsqueeze(0)
+        return self.generator(self.noise).unsqueeze(0)

@@ -1,9 +1,11 @@
 """A mixture of Gaussians as the distribution of frequencies (Eq. 4 and 5 of the paper).
 
-    omega_{c,m} = S_c n_m + mu_c,    n_m ~ N(0, I),    weights 1/C        kappa(d) = 1/C sum_c exp(-1/2 |S_c^T d|^2) cos(mu_c.d)
+    omega_{c,m} = S_c n_m + mu_c,    n_m ~ N(0, I),    weights 1/C
+    kappa(d) = 1/C sum_c exp(-1/2 |S_c^T d|^2) cos(mu_c.d)
 
-The paper writes Sigma for S: a square root of the covariance, not the covariance. In its experiments C = 2, mu_2 = -mu_1 and
-S_1 = S_2 ("tied"), for which the kernel is exp(-1/2 |S^T d|^2) cos(mu.d) and RKS needs half of the work (see ops/modulation.py).
+The paper writes Sigma for S: a square root of the covariance, not the covariance. In its experiments C = 2,
+mu_2 = -mu_1 and S_1 = S_2 ("tied"), for which the kernel is exp(-1/2 |S^T d|^2) cos(mu.d) and RKS needs half of the
+work (see ops/modulation.py).
 """
 
 from typing import Any, ClassVar, Literal
@@ -21,13 +23,14 @@ class GaussianMixtureSpectrum(SpectralDistribution):
     Args:
         num_frequencies: R = C M for the paper's M noise vectors; a multiple of C.
         num_components: C.
-        covariance: "full" learns S_c as a matrix, "diagonal" as exp(s_c / 2) on the diagonal. The paper uses a full matrix for RKS
-            and a diagonal for PRF, and so do the defaults of `gmm-rks` and `gmm-prf`.
+        covariance: "full" learns S_c as a matrix, "diagonal" as exp(s_c / 2) on the diagonal. The paper uses a full
+            matrix for RKS and a diagonal for PRF, and so do the defaults of `gmm-rks` and `gmm-prf`.
         tied: The two components are at +mu and -mu and share their scale; C must be 2.
-        init: "released" is what the authors' code does. Full: S Xavier-uniform as a (H, D, D) tensor and mu ~ U(+-1/D), so that
-            frequencies are short (norm about 1.4 at D = 64) and the kernel starts broad. Diagonal: variances near 1 and
-            mu ~ U(+-1/sqrt D). "identity" starts at unit covariance with means ~ U(+-1/sqrt D): near the Gaussian kernel.
-            The default is "released": with RKS at D = 64 a unit covariance starts as noise (docs/decisions.md).
+        init: "released" is what the authors' code does. Full: S Xavier-uniform as a (H, D, D) tensor and mu ~
+            U(+-1/D), so that frequencies are short (norm about 1.4 at D = 64) and the kernel starts broad. Diagonal:
+            variances near 1 and mu ~ U(+-1/sqrt D). "identity" starts at unit covariance with means ~ U(+-1/sqrt D):
+            near the Gaussian kernel. The default is "released": with RKS at D = 64 a unit covariance starts as noise
+            (docs/decisions.md).
     """
 
     defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"covariance": "diagonal"}}

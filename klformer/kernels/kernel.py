@@ -1,4 +1,4 @@
-"""A kernel = a spectral distribution x a feature map; LinearElu's fixed map is the one kernel without a distribution."""
+"""A kernel = a spectral distribution x a feature map; LinearElu's is the one without a distribution."""
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,16 @@ from klformer.ops.spectral_product import spectral_product
 class Kernel(nn.Module):
     """kappa(q, k) = E phi(q).phi(k) + smoothing, estimated with the frequencies that the distribution holds.
 
-    Inputs are multiplied by D^(-1/4) before the map, so that q.k has the temperature 1/sqrt D of softmax attention; "elu" takes
-    them as they are.
+    Inputs are multiplied by D^(-1/4) before the map, so that q.k has the temperature 1/sqrt D of softmax attention;
+    "elu" takes them as they are.
 
     Args:
         feature_map: "rks", "prf" or "elu".
         spectrum: Where the frequencies come from; None for "elu".
         norm_coefficient: c of exp(omega.x - c |x|^2), "prf" only.
-        smoothing: Constant added to the kernel (its value at distance 0 is 1), "rks" only. Estimates of an RKS kernel can be
-            negative, and so can their sum, by which attention divides; from 1 on they can't (the cosines are >= -1).
+        smoothing: Constant added to the kernel (its value at distance 0 is 1), "rks" only. Estimates of an RKS kernel
+            can be negative, and so can their sum, by which attention divides; from 1 on they can't (the cosines are
+            >= -1).
         frozen: Leave the distribution as it was initialised; only its noise changes.
     """
 
@@ -50,7 +51,9 @@ class Kernel(nn.Module):
         if frozen and spectrum is not None:
             spectrum.requires_grad_(False)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
         """Attention with this kernel; shapes as in `spectral_product`."""
         operands = self.decoder()
         return spectral_product(
@@ -88,7 +91,8 @@ class Kernel(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Explicit features (B, H, L, F): their inner products are the kernel that attention uses, smoothing included.
 
-        For analysis: differentiable, of the size of the whole sequence, and without the shifts that keep attention from overflowing.
+        For analysis: differentiable, of the size of the whole sequence, and without the shifts that keep attention
+        from overflowing.
         """
         if self.spectrum is None:
             return nn.functional.elu(x) + 1

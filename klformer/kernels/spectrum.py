@@ -1,8 +1,8 @@
 """Where the frequencies come from: the abstract spectral distribution, and the registry of the learnable ones.
 
-A shift-invariant kernel is the Fourier transform of a distribution of frequencies (Bochner; Eq. 2 of the paper). To learn the
-kernel is to learn the distribution. A new one is one file, a subclass with `resample` and `frequencies`, and a line in
-`kernels/__init__.py`:
+A shift-invariant kernel is the Fourier transform of a distribution of frequencies (Bochner; Eq. 2 of the paper). To
+learn the kernel is to learn the distribution. A new one is one file, a subclass with `resample` and `frequencies`,
+and a line in `kernels/__init__.py`:
 
     SPECTRA.add("name", Class)
 
@@ -90,7 +90,8 @@ def draw_norms(shape: tuple[int, ...], dim: int, generator: torch.Generator | No
 def resample(module: nn.Module, generator: torch.Generator | None = None) -> None:
     """Draw new noise for every spectral distribution in `module`, in the order of its modules.
 
-    With equally seeded generators, equal models draw equal frequencies: this is how the ranks of a distributed run stay together.
+    With equally seeded generators, equal models draw equal frequencies: this is how the ranks of a distributed run
+    stay together.
     """
     for child in module.modules():
         if isinstance(child, SpectralDistribution):

@@ -19,8 +19,7 @@ class SequenceClassifier(nn.Module):
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Tokens (B, L) or vectors (B, L, input_dim), key_mask (B, L) True = keep -> scores (B, num_classes)."""
         x, key_mask = self.embedding(inputs, key_mask)
-        scores: Tensor = self.head(self.encoder(x, key_mask=key_mask)[:, 0])
-        return scores
+        return self.head(self.encoder(x, key_mask=key_mask)[:, 0])
 
 
 class PairClassifier(nn.Module):
@@ -35,12 +34,10 @@ class PairClassifier(nn.Module):
     def encode(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The CLS vector of each sequence, (B, model_dim)."""
         x, key_mask = self.embedding(inputs, key_mask)
-        encoded: Tensor = self.encoder(x, key_mask=key_mask)
-        return encoded[:, 0]
+        return self.encoder(x, key_mask=key_mask)[:, 0]
 
     def forward(
         self, first: Tensor, second: Tensor, first_mask: Tensor | None = None, second_mask: Tensor | None = None
     ) -> Tensor:
         """Two batches of tokens (B, L) with masks, True = keep -> scores (B, num_classes)."""
-        scores: Tensor = self.head(self.encode(first, first_mask), self.encode(second, second_mask))
-        return scores
+        return self.head(self.encode(first, first_mask), self.encode(second, second_mask))

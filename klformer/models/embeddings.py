@@ -20,7 +20,7 @@ def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
 
 
 class SequenceEmbedding(nn.Module):
-    """Tokens (B, L) or vectors (B, L, input_dim) -> (B, L or L + 1, model_dim), with positions, and CLS in front if wanted.
+    """Tokens (B, L) or vectors (B, L, input_dim) -> (B, L or L + 1, model_dim): positions added, CLS put in front.
 
     Args:
         model_dim: Size of a token in the model.
@@ -68,7 +68,9 @@ class SequenceEmbedding(nn.Module):
             self.register_buffer("positions", sinusoidal_positions(num_positions, model_dim), persistent=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, inputs: Tensor, key_mask: Tensor | None = None, *, offset: int = 0) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, inputs: Tensor, key_mask: Tensor | None = None, *, offset: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
         """Embed, and extend the mask by the CLS token.
 
         Args:

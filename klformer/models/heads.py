@@ -35,5 +35,4 @@ class PairClassifierHead(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Scores (B, num_classes) of the pairs."""
-        scores: Tensor = self.layers(torch.cat([first, second], dim=-1))
-        return scores
+        return self.layers(torch.cat([first, second], dim=-1))

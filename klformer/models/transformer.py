@@ -1,6 +1,6 @@
 """Pre-LN Transformer encoder and decoder around any attention, as in Long Range Arena.
 
-    x <- x + Attention(LN x);  [decoder: x <- x + Attention(LN x, memory)];  x <- x + FF(LN x);  LN at the end
+x <- x + Attention(LN x);  [decoder: x <- x + Attention(LN x, memory)];  x <- x + FF(LN x);  LN at the end
 """
 
 from collections.abc import Callable, Mapping
@@ -143,8 +143,7 @@ class _Stack(nn.Module):
                 x = checkpoint(layer, x, *context, use_reentrant=False)
             else:
                 x = layer(x, *context)
-        normed: Tensor = self.norm(x)
-        return normed
+        return self.norm(x)
 
 
 class TransformerEncoder(_Stack):
@@ -162,7 +161,8 @@ class TransformerEncoder(_Stack):
         dropout: After attention, inside and after the feed-forward part.
         activation: "gelu" or "relu".
         options: Options of the attention; see `attention_options(name)`.
-        checkpoint_layers: Keep only the inputs of each layer for backward and compute the rest again. Less memory, a third more time.
+        checkpoint_layers: Keep only the inputs of each layer for backward and compute the rest again. Less memory, a
+            third more time.
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class TransformerEncoder(_Stack):
 class TransformerDecoder(_Stack):
     """(B, L, model_dim) -> (B, L, model_dim), every position seeing itself and the past, and a memory if there is one.
 
-    For generation, `initial_state` and `step` take one token at a time. With a linear attention a step costs the same at
-    every position.
+    For generation, `initial_state` and `step` take one token at a time. With a linear attention a step costs the same
+    at every position.
 
     Args:
         cross_attention: Attend to an encoder's output as well.
@@ -280,9 +280,11 @@ class TransformerDecoder(_Stack):
         return self.norm(x), tuple(states)
 
     def _layer(self, index: int) -> TransformerLayer:
-        layer: Any = self.layers[index]
-        return layer  # type: ignore[no-any-return]
+        layer = self.layers[index]
+        assert isinstance(layer, TransformerLayer)
+        return layer
 
     def _check_memory(self, memory: Tensor | None) -> None:
         if (memory is not None) != self.cross_attention:
-            raise ValueError(f"memory must be {'given' if self.cross_attention else 'None'}: cross_attention is {self.cross_attention}")
+            expected = "given" if self.cross_attention else "None"
+            raise ValueError(f"memory must be {expected}: cross_attention is {self.cross_attention}")

@@ -4,9 +4,10 @@
     [numerator, denominator] = phi(q) state
 
 Forward keeps the state and the denominators; backward makes the features again, chunk by chunk. Exponential maps are
-stabilised exactly: keys' scores lose their maximum over all keys, feature by feature (a running one, the state being rescaled as it
-rises); queries' scores gain it and lose their own maximum. Both cancel in the quotient, every feature is in (0, 1], and the
-denominator is at least 1. The maxima are constants for the gradient, because the quotient does not depend on them.
+stabilised exactly: keys' scores lose their maximum over all keys, feature by feature (a running one, the state being
+rescaled as it rises); queries' scores gain it and lose their own maximum. Both cancel in the quotient, every feature
+is in (0, 1], and the denominator is at least 1. The maxima are constants for the gradient, because the quotient does
+not depend on them.
 """
 
 import torch

@@ -1,13 +1,13 @@
 """The linear-time product with a causal mask: chunks of the sequence with a carried state.
 
-Within a chunk the scores are an ordinary (chunk, chunk) matrix under a triangular mask; everything before the chunk is in the
-state. Forward keeps the state only once every CHUNKS_PER_CHECKPOINT chunks; backward goes through these stretches from last to
-first, carrying the states forward again inside a stretch and the gradient of the state backward.
+Within a chunk the scores are an ordinary (chunk, chunk) matrix under a triangular mask; everything before the chunk
+is in the state. Forward keeps the state only once every CHUNKS_PER_CHECKPOINT chunks; backward goes through these
+stretches from last to first, carrying the states forward again inside a stretch and the gradient of the state backward.
 
-Exponential maps: a chunk's features refer to the largest key score up to the end of the chunk, feature by feature. A key that
-stands late in the chunk and is larger by far than what came before would make the earlier ones underflow for the earlier
-queries, which do not see it. That shows as a tiny denominator; such a chunk is cut in two and each half done by
-itself, down to single tokens, where the denominator is at least 1. Backward uses the same cuts.
+Exponential maps: a chunk's features refer to the largest key score up to the end of the chunk, feature by feature. A
+key that stands late in the chunk and is larger by far than what came before would make the earlier ones underflow for
+the earlier queries, which do not see it. That shows as a tiny denominator; such a chunk is cut in two and each half
+done by itself, down to single tokens, where the denominator is at least 1. Backward uses the same cuts.
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def forward(problem: Problem, chunk: int) -> Residuals:
 
 
 def _forward_segment(tile: Tile, carry: Carry, saved: Residuals, start: int, stop: int) -> Carry | None:
-    """Write the results of a segment and return what comes after it; None if it must be cut (`carry` is unchanged then)."""
+    """Write the results of a segment and return what comes after it; None, changing nothing, if it must be cut."""
     problem, fmap = tile.problem, tile.problem.feature_map
     keys, values, queries = tile.keys(start, stop), tile.values(start, stop), tile.queries(start, stop)
     key_scores = tile.key_scores(keys, start, stop)
@@ -148,9 +148,7 @@ def _segment_bounds(saved: Residuals, tile: Tile, start: int, stop: int, chunk: 
     yield from zip(starts, [*starts[1:], stop], strict=True)
 
 
-def _segments_of_stretch(
-    tile: Tile, saved: Residuals, index: int, bounds: list[tuple[int, int]]
-) -> list[_Segment]:
+def _segments_of_stretch(tile: Tile, saved: Residuals, index: int, bounds: list[tuple[int, int]]) -> list[_Segment]:
     """Carry the state forward through a stretch again, from its checkpoint."""
     problem = tile.problem
     num_features = problem.num_features
@@ -182,7 +180,8 @@ def _backward_segment(
     collect: ParameterGradients,
     grads: Gradients,
 ) -> None:
-    """Gradients of one segment; `d_state` and `d_total` are those of what is carried out of it, and become those of what is carried in."""
+    """Gradients of one segment. `d_state` and `d_total` come as those of what it carries out, and leave as those of
+    what is carried in."""
     fmap, start, stop = tile.problem.feature_map, segment.start, segment.stop
     keys, phi_k = segment.keys, segment.phi_k
     values, queries = tile.values(start, stop), tile.queries(start, stop)

@@ -1,7 +1,7 @@
-"""Decoding: the keys seen so far as a state of fixed size, to which tokens are added and from which queries are answered.
+"""Decoding: the keys seen so far as a state of fixed size, to which tokens are added and which answers queries.
 
-The same arithmetic as the product over a whole sequence, one call at a time, so that a token costs the same at any position. For
-inference: no gradients flow through a state.
+The same arithmetic as the product over a whole sequence, one call at a time, so that a token costs the same at any
+position. For inference: no gradients flow through a state.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,9 @@ class SpectralDecoder:
     norm_coefficient: float
     smoothing: float
 
-    def initial_state(self, batch_size: int, num_heads: int, head_dim: int, value_dim: int, like: Tensor) -> SpectralState:
+    def initial_state(
+        self, batch_size: int, num_heads: int, head_dim: int, value_dim: int, like: Tensor
+    ) -> SpectralState:
         """The state before the first key, on the device of `like` and at least in its precision."""
         empty = like.new_empty(batch_size, num_heads, 0, head_dim)
         carry = Carry.before_first(self._tile(empty, like.new_empty(batch_size, num_heads, 0, value_dim), None))

@@ -1,12 +1,12 @@
 """What is done with the projections u = x Omega^T: the feature maps and their vector-Jacobian products.
 
-    rks   phi(x) = [cos u, sin u]                     random kitchen sinks, Eq. 3 of the paper
-    prf   phi(x) = exp(u - c |x|^2)                   positive random features, Eq. 9 (c = 1; the softmax kernel has c = 1/2)
-    elu   phi(x) = elu(x) + 1                         the fixed map of LinearElu; no frequencies
+    rks   phi(x) = [cos u, sin u]          random kitchen sinks, Eq. 3 of the paper
+    prf   phi(x) = exp(u - c |x|^2)        positive random features, Eq. 9; c = 1, or 1/2 for the softmax kernel
+    elu   phi(x) = elu(x) + 1              the fixed map of LinearElu; no frequencies
 
-A map works on one chunk of the sequence, (rows, chunk, .), and knows nothing of attention. Constant factors (1 / sqrt R) are left
-out, because attention is a quotient in which they cancel. Exponential maps take a `shift` that is subtracted from the
-logarithms; what makes the shift cancel is the caller's business.
+A map works on one chunk of the sequence, (rows, chunk, .), and knows nothing of attention. Constant factors (1 / sqrt
+R) are left out, because attention is a quotient in which they cancel. The scores of exponential maps may be shifted by
+the caller, whose business it is to make the shift cancel.
 """
 
 from abc import ABC, abstractmethod

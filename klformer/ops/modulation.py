@@ -5,8 +5,8 @@ With a = x (S n)^T and b = x.mean, the frequencies S n + mean and S n - mean giv
     1/2 [cos(da + db) + cos(da - db)] = cos(da) cos(db),      da = a_q - a_k,  db = b_q - b_k,
 
 so the features are [cos a, sin a] (outer) [cos b, sin b]. The second factor is one angle a token: it goes to the values
-(`modulate`), which become twice as wide, and comes back out of the product (`demodulate`). Half the projections and half the sines
-are saved. Without a mean (`angle` None) every function here passes its operand through.
+(`modulate`), which become twice as wide, and comes back out of the product (`demodulate`). Half the projections and
+half the sines are saved. Without a mean (`angle` None) every function here passes its operand through.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""The same attention written down plainly in O(L^2): the oracles that tests and analysis compare with. Never used to train.
+"""The same attention written down plainly in O(L^2): the oracles of tests and analysis. Never used to train.
 
-    out_i = sum_j kappa(q_i, k_j) v_j / sum_j kappa(q_i, k_j)      (Eq. 1 of the paper)
+Eq. 1 of the paper: out_i = sum_j kappa(q_i, k_j) v_j / sum_j kappa(q_i, k_j).
 """
 
 import torch
@@ -56,15 +56,17 @@ def visible_pairs(num_queries: int, num_keys: int, key_mask: Tensor | None, caus
 
 def attention_from_kernel(kernel: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Eq. 1 for a given kernel matrix (B, H, L, S)."""
-    kernel = kernel * visible_pairs(*kernel.shape[-2:], key_mask, causal)
+    kernel = kernel * visible_pairs(kernel.shape[-2], kernel.shape[-1], key_mask, causal)
     total = kernel.sum(-1, keepdim=True)
     return kernel @ v / total.masked_fill(total == 0, 1)
 
 
-def attention_from_log_kernel(log_kernel: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def attention_from_log_kernel(
+    log_kernel: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """Eq. 1 for the logarithm of a positive kernel, for kernels that under- or overflow."""
-    visible = visible_pairs(*log_kernel.shape[-2:], key_mask, causal)
+    visible = visible_pairs(log_kernel.shape[-2], log_kernel.shape[-1], key_mask, causal)
     log_kernel = log_kernel.masked_fill(~visible, -torch.inf)
-    weights = (log_kernel - log_kernel.amax(-1, keepdim=True).clamp(min=-1e300)).exp()
-    total = weights.sum(-1, keepdim=True)
-    return weights @ v / total.masked_fill(total == 0, 1)
+    # A row without any key has no logarithm of its sum; its weights are exp(-inf) = 0 whatever is subtracted.
+    total = log_kernel.logsumexp(-1, keepdim=True)
+    return (log_kernel - total.masked_fill(total == -torch.inf, 0)).exp() @ v

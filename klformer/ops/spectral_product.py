@@ -1,9 +1,11 @@
 """The linear-time attention product: phi(q) (phi(k)^T v), normalised, for any feature map and any frequencies.
 
-    out_i = sum_j kappa(q_i, k_j) v_j / sum_j kappa(q_i, k_j),      kappa(q, k) = phi(q).phi(k) + smoothing      (Eq. 1 of the paper)
+    out_i = sum_j kappa(q_i, k_j) v_j / sum_j kappa(q_i, k_j)      (Eq. 1 of the paper)
+    kappa(q, k) = phi(q).phi(k) + smoothing
 
-`spectral_product` is the door to `bidirectional` and `causal`: it checks the operands and goes through a pair of torch custom ops, so
-that autograd and torch.compile see the product whole. Memory is O(L (D + E)) whatever the number of features is.
+`spectral_product` is the door to `bidirectional` and `causal`: it checks the operands and goes through a pair of
+torch custom ops, so that autograd and torch.compile see the product whole. Memory is O(L (D + E)) whatever the number
+of features is.
 """
 
 import torch
@@ -37,12 +39,14 @@ def spectral_product(
         v: Values (B, H, S, E).
         omega: Frequencies (H or 1, R, D); None for "elu", which has none.
         feature_map: "rks", "prf" or "elu".
-        mean: (H or 1, D), "rks" only. The frequencies are then omega + mean and omega - mean, 2 R of them, at the cost of R.
+        mean: (H or 1, D), "rks" only. The frequencies are then omega + mean and omega - mean, 2 R of them, at the
+            cost of R.
         key_mask: (B, S), True = keep. A key that is not kept contributes to nothing; a query without any key gives 0.
         norm_coefficient: c in exp(omega.x - c |x|^2), "prf" only: 1 in the paper, 1/2 for the softmax kernel.
         smoothing: Added to the kernel, whose value at distance 0 is 1; "rks" only. Keeps denominators positive.
         causal: Query i sees keys 0 .. i only; needs L = S.
-        chunk: Tokens worked on at a time; chosen by size and device if None. Changes speed, and results only by rounding.
+        chunk: Tokens worked on at a time; chosen by size and device if None. Changes speed, and results only by
+            rounding.
 
     Returns:
         (B, H, L, E), in the type of `v`. Computed in float32 at least, also under autocast.
@@ -65,7 +69,8 @@ def spectral_product(
 def default_chunk(rows: int, length: int, num_features: int, device: torch.device, causal: bool) -> int:
     """Tokens a chunk, so that the features of one chunk fit the budget of the device."""
     if causal:
-        return 64 if device.type == "cpu" else 128
+        # The (chunk, chunk) scores cost as much as the state where a chunk is as long as a value is wide.
+        return 64 if device.type == "cpu" and num_features >= 256 else 128
     budget = CPU_CHUNK_BYTES if device.type == "cpu" else GPU_CHUNK_BYTES
     tokens = budget // (4 * num_features * max(1, min(rows, 8)))
     return min(max(MIN_CHUNK, tokens), MAX_CHUNK, max(1, length))
@@ -85,7 +90,9 @@ def _check(
 ) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
-            raise ValueError(f"{name} must have 4 dimensions (batch, heads, length, size), got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name} must have 4 dimensions (batch, heads, length, size), got shape {tuple(tensor.shape)}"
+            )
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be of a floating-point type, got {tensor.dtype}")
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
@@ -101,11 +108,17 @@ def _check(
             f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
         )
     if (omega is None) != (feature_map == "elu"):
-        raise ValueError(f"feature_map {feature_map!r} {'takes no' if feature_map == 'elu' else 'needs'} frequencies (omega)")
-    if omega is not None and (omega.dim() != 3 or omega.shape[0] not in (1, q.shape[1]) or omega.shape[2] != q.shape[3]):
+        raise ValueError(
+            f"feature_map {feature_map!r} {'takes no' if feature_map == 'elu' else 'needs'} frequencies (omega)"
+        )
+    if omega is not None and (
+        omega.dim() != 3 or omega.shape[0] not in (1, q.shape[1]) or omega.shape[2] != q.shape[3]
+    ):
         raise ValueError(f"omega must be ({q.shape[1]} or 1, R, {q.shape[3]}), got {tuple(omega.shape)}")
     if mean is not None and (feature_map != "rks" or mean.dim() != 2 or mean.shape[0] not in (1, q.shape[1])):
-        raise ValueError(f"mean must be ({q.shape[1]} or 1, {q.shape[3]}) and goes with 'rks' only, got {tuple(mean.shape)}")
+        raise ValueError(
+            f"mean must be ({q.shape[1]} or 1, {q.shape[3]}) and goes with 'rks' only, got {tuple(mean.shape)}"
+        )
     if smoothing < 0 or (smoothing > 0 and feature_map != "rks"):
         raise ValueError(f"smoothing must be >= 0, and 0 for {feature_map!r}, got {smoothing}")
     if chunk is not None and chunk < 1:
@@ -159,8 +172,8 @@ def _forward_op(
 
 
 @_forward_op.register_fake
-def _(q, k, v, omega, mean, key_mask, feature_map, norm_coefficient, smoothing, causal_mask, chunk):  # type: ignore[no-untyped-def]
-    problem = _problem(q, k, v, omega, mean, key_mask, feature_map, norm_coefficient, smoothing)
+def _(q, k, v, omega, mean, key_mask, feature_map, norm, smoothing, causal_mask, chunk):  # type: ignore[no-untyped-def]
+    problem = _problem(q, k, v, omega, mean, key_mask, feature_map, norm, smoothing)
     num_states = causal.num_checkpoints(q.shape[2], chunk) if causal_mask else 1
     saved = empty_residuals(problem, num_states=num_states)
     if causal_mask and problem.feature_map.exponential:

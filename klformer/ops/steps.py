@@ -157,7 +157,9 @@ def key_features(tile: Tile, keys: Tensor, shift: Tensor, start: int, stop: int)
     return tile.problem.feature_map.features(scores)
 
 
-def product_gradient(tile: Tile, d_out: Tensor, saved: Residuals, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+def product_gradient(
+    tile: Tile, d_out: Tensor, saved: Residuals, start: int, stop: int
+) -> tuple[Tensor, Tensor | None]:
     """Gradients of [numerator, denominator] (n, chunk, E + 1) and of the queries' angles (n, chunk, 1)."""
     d_quotient = tile.chunk(d_out, start, stop)
     denominator = saved.denominator[tile.rows, start:stop]

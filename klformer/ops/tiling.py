@@ -1,8 +1,9 @@
 """How the product is cut up: tiles of (batch, head) rows, chunks of the sequence, and the operands of each piece.
 
-A tile is a few (batch, head) rows that are worked on together; the sequence of a tile is walked through in chunks. Both are sized so
-that the features of a chunk stay in cache, and nothing that is made for a chunk outlives it. `Tile` hands out the operands of
-a chunk ready for use: in the working precision, padding removed, and values with their column of ones.
+A tile is a few (batch, head) rows that are worked on together; the sequence of a tile is walked through in chunks.
+Both are sized so that the features of a chunk stay in cache, and nothing that is made for a chunk outlives it. `Tile`
+hands out the operands of a chunk ready for use: in the working precision, padding removed, and values with their
+column of ones.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,159 @@
+"""What the op benchmark compares: the fused product, materialised features, softmax, and bare matrix products."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from klformer.ops.feature_maps import make_feature_map
+from klformer.ops.spectral_product import default_chunk, spectral_product
+from klformer.ops.tiling import Problem, chunk_bounds
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Shape of a problem, in the letters of the project."""
+
+    batch: int
+    heads: int
+    length: int
+    head_dim: int
+    value_dim: int
+    frequencies: int
+
+
+@dataclass
+class Operands:
+    """Random operands of the given sizes, and the gradient of the result."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    omega: Tensor
+    d_out: Tensor
+
+    @staticmethod
+    def random(sizes: Sizes) -> "Operands":
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        sequence = (sizes.batch, sizes.heads, sizes.length)
+        operands = Operands(
+            q=normal(*sequence, sizes.head_dim) * sizes.head_dim**-0.25,
+            k=normal(*sequence, sizes.head_dim) * sizes.head_dim**-0.25,
+            v=normal(*sequence, sizes.value_dim),
+            omega=normal(sizes.heads, sizes.frequencies, sizes.head_dim) * 0.3,
+            d_out=normal(*sequence, sizes.value_dim),
+        )
+        for tensor in operands.inputs():
+            tensor.requires_grad_()
+        return operands
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v, self.omega
+
+
+def fused(feature_map: str, *, causal: bool) -> Callable[[Operands], Tensor]:
+    """The product of this library."""
+
+    def attend(x: Operands) -> Tensor:
+        smoothing = 1.0 if feature_map == "rks" else 0.0
+        return spectral_product(x.q, x.k, x.v, x.omega, feature_map=feature_map, smoothing=smoothing, causal=causal)
+
+    return attend
+
+
+def materialised_rks(x: Operands) -> Tensor:
+    """RKS features of the whole sequence under plain autograd; the normaliser by sums, smoothing by a constant."""
+
+    def features(inputs: Tensor) -> Tensor:
+        angles = inputs @ x.omega.transpose(-1, -2)
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+    phi_q, phi_k = features(x.q), features(x.k)
+    smoothing = x.omega.shape[-2]
+    numerator = phi_q @ (phi_k.transpose(-1, -2) @ x.v) + smoothing * x.v.sum(-2, keepdim=True)
+    denominator = phi_q @ phi_k.sum(-2).unsqueeze(-1) + smoothing * x.k.shape[-2]
+    return numerator / denominator
+
+
+def materialised_prf(x: Operands) -> Tensor:
+    """Positive features of the whole sequence under plain autograd, stabilised the same way."""
+    scores_q = x.q @ x.omega.transpose(-1, -2)
+    scores_k = x.k @ x.omega.transpose(-1, -2) - x.k.square().sum(-1, keepdim=True)
+    with torch.no_grad():
+        key_shift = scores_k.amax(-2, keepdim=True)
+        query_shift = (scores_q + key_shift).amax(-1, keepdim=True)
+    phi_k = (scores_k - key_shift).exp()
+    phi_q = (scores_q + (key_shift - query_shift)).exp()
+    return phi_q @ (phi_k.transpose(-1, -2) @ x.v) / (phi_q @ phi_k.sum(-2).unsqueeze(-1))
+
+
+def softmax(x: Operands) -> Tensor:
+    """torch's own attention."""
+    return scaled_dot_product_attention(x.q, x.k, x.v)
+
+
+ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
+    "rks": fused("rks", causal=False),
+    "rks causal": fused("rks", causal=True),
+    "rks materialised": materialised_rks,
+    "prf": fused("prf", causal=False),
+    "prf causal": fused("prf", causal=True),
+    "prf materialised": materialised_prf,
+    "softmax": softmax,
+}
+
+
+def forward_and_backward(name: str, operands: Operands) -> Callable[[], None]:
+    """One training step's worth of the attention: the result and the gradients of all operands."""
+    attend = ATTENTIONS[name]
+    wanted = [x for x in operands.inputs() if name != "softmax" or x is not operands.omega]
+
+    def run() -> None:
+        torch.autograd.grad(attend(operands), wanted, operands.d_out)
+
+    return run
+
+
+def matrix_products(feature_map: str, operands: Operands) -> Callable[[], None]:
+    """The floor: the matrix products of `spectral_product`, in the same pieces, and nothing else."""
+    fmap = make_feature_map(feature_map)
+    q, k, v, omega = (x.detach() for x in operands.inputs())
+    problem = Problem(q, k, v, omega, mean=None, key_mask=None, feature_map=fmap, smoothing=0.0)
+    rows, length = operands.q.shape[0] * operands.q.shape[1], operands.q.shape[2]
+    num_features, num_frequencies = problem.num_features, problem.num_projections
+    chunk = default_chunk(rows, length, num_features, operands.q.device, causal=False)
+
+    def run() -> None:
+        for tile in problem.tiles(chunk):
+            n, columns = tile.num_rows, problem.value_columns
+            phi = torch.ones(n, chunk, num_features)
+            values = torch.ones(n, chunk, columns)
+            d_scores = torch.ones(n, chunk, num_frequencies)
+            x = torch.ones(n, chunk, omega.shape[-1])
+            frequencies = torch.ones(n, num_frequencies, omega.shape[-1])
+            state, d_omega = torch.zeros(n, num_features, columns), torch.zeros_like(frequencies)
+            for start, stop in chunk_bounds(length, chunk):
+                size = stop - start
+                for absorbs in (True, False):  # keys, then queries
+                    torch.bmm(x[:, :size], frequencies.transpose(1, 2))
+                    if absorbs:
+                        state.baddbmm_(phi[:, :size].transpose(1, 2), values[:, :size])
+                    else:
+                        torch.bmm(phi[:, :size], state)
+                for absorbs in (True, False):  # backward: queries, then keys
+                    torch.bmm(x[:, :size], frequencies.transpose(1, 2))
+                    if absorbs:
+                        state.baddbmm_(phi[:, :size].transpose(1, 2), values[:, :size])
+                    else:
+                        torch.bmm(phi[:, :size], state)
+                    torch.bmm(values[:, :size], state.transpose(1, 2))
+                    torch.bmm(d_scores[:, :size], frequencies)
+                    d_omega.baddbmm_(d_scores[:, :size].transpose(1, 2), x[:, :size])
+
+    return run

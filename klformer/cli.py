@@ -1,0 +1,314 @@
+"""The command `klformer`: train, eval, compare, data, list.
+
+The defaults of `train` and `compare` are those of the chosen preset, so that task, attention and preset are looked for
+in the arguments first, and tyro then reads all of them with these defaults.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from klformer.attention import attention_names, attention_options
+from klformer.attention.base import ATTENTIONS
+from klformer.checks import suggestion
+from klformer.experiments.compare import compare, comparison_table
+from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
+from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
+from klformer.experiments.run import describe_accuracy, load_run, run_name, train_run
+from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
+from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+from klformer.training.errors import Interrupted, TrainingError
+from klformer.training.progress import make_reporter
+
+DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a preset sets and any flag can replace."""
+
+    data: DataConfig
+    model: ModelConfig
+    optimiser: OptimiserConfig
+    schedule: ScheduleConfig
+    training: TrainingConfig
+
+    def experiment(self, task: str, preset_name: str, attention: AttentionConfig, seed: int) -> ExperimentConfig:
+        """The full configuration; options of the attention that were not given are the preset's."""
+        chosen = {name: getattr(self, name) for name in SETTINGS}
+        return preset(preset_name, task, attention).model_copy(update={**chosen, "seed": seed})
+
+
+SETTINGS = tuple(setting.name for setting in fields(Settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Settings):
+    """Train a Transformer with one attention on one task.
+
+    The defaults shown are those of the chosen task and preset. Examples:
+
+      klformer train --task sparsity --attention gmm-prf
+      klformer train --task text --attention gmm-rks:num_frequencies=128 --data.root ~/data --training.max-steps 2000
+      klformer train --task listops --attention performer --preset paper
+      klformer train --task text --attention gmm-prf:frozen=true --resume
+      torchrun --nproc-per-node 2 -m klformer train --task listops --attention fastfood-prf
+    """
+
+    task: str = DEFAULT_TASK
+    """Task; `klformer list` names them."""
+    attention: str = DEFAULT_ATTENTION
+    """Attention, with options after a colon: gmm-rks:num_frequencies=128,init=identity."""
+    preset: Literal["paper", "laptop"] = "laptop"
+    """paper: the paper's tables. laptop: the same tasks for two cores and some minutes."""
+    seed: int = 0
+    """Seed of weights, order of the data, dropout and frequencies."""
+    out: Path = Path("runs")
+    """Folder for runs."""
+    name: str | None = None
+    """Name of the run's folder; made of task, preset, attention and seed if not given."""
+    resume: bool = False
+    """Go on with the run in that folder, if there is one."""
+    quiet: bool = False
+    """Say nothing but errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Settings):
+    """Train several attentions over several seeds on one task, and print one table.
+
+    Runs that are done are not done again, and interrupted ones go on. Examples:
+
+      klformer compare --task sparsity --attentions gmm-rks gmm-rks:frozen=true performer softmax
+      klformer compare --task text --attentions gmm-prf softmax --seeds 0 1 2 --training.max-steps 500
+    """
+
+    task: str = DEFAULT_TASK
+    """Task; `klformer list` names them."""
+    attentions: tuple[str, ...] = ("gmm-rks", "gmm-rks:frozen=true", "performer", "softmax")
+    """Attentions, each with options after a colon."""
+    seeds: tuple[int, ...] = (0,)
+    """One run of every attention for each."""
+    preset: Literal["paper", "laptop"] = "laptop"
+    """paper: the paper's tables. laptop: the same tasks for two cores and some minutes."""
+    out: Path = Path("runs")
+    """Folder for runs."""
+    quiet: bool = False
+    """Print the table only."""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Evaluate the best checkpoint of a run, averaged over draws of its frequencies.
+
+    Example: klformer eval runs/sparsity0.5-laptop-gmm-rks-seed0 --draws 100
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    split: Literal["train", "validation", "test"] = "test"
+    """What to evaluate on."""
+    draws: int = 10
+    """Draws of the frequencies: mean, deviation and majority vote."""
+    data_root: Path | None = None
+    """Where the data is, if not where the run had it."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Generate data, check it, or say where it is.
+
+    Examples:
+
+      klformer data where
+      klformer data generate --task listops
+      klformer data check --task text --data.root ~/data
+    """
+
+    action: tyro.conf.Positional[Literal["where", "generate", "check"]]
+    """where: say what each task reads. generate: make what can be made. check: read every split completely."""
+    task: str | None = None
+    """One task only; for `check` and `generate` it must be given."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Where the data is and how it is split."""
+
+
+@dataclass(frozen=True)
+class List:
+    """List attentions with their options, tasks and presets."""
+
+
+COMMANDS: dict[str, type] = {"train": Train, "compare": Compare, "eval": Eval, "data": Data, "list": List}
+
+USAGE = """\
+klformer: Transformers whose attention kernel is learned from data, linear in the sequence length.
+
+usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
+
+  train      train a Transformer with one attention on one task
+  compare    train several attentions over several seeds, and print one table
+  eval       evaluate a run, averaged over draws of its frequencies
+  data       generate data, check it, or say where it is
+  list       attentions with their options, tasks and presets
+
+A first try:  klformer train --task sparsity --attention gmm-rks --training.max-steps 300
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; errors that are the user's to act on are one line and exit code 1 or 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        raise SystemExit(0 if arguments else 2)
+    try:
+        _run(_parse(arguments))
+    except Interrupted as stop:
+        _fail(f"{stop}\nGo on with the same command and --resume (compare goes on by itself).", 130)
+    except ValidationError as error:
+        _fail(describe(error), 2)
+    except (DataError, TrainingError) as error:
+        _fail(str(error), 1)
+    except (ValueError, TypeError) as error:
+        if not _is_ours(error):
+            raise
+        _fail(str(error), 2)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether an error was raised by this library's checks on purpose, and not deep inside of another."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("klformer.")
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"klformer: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _parse(arguments: list[str]) -> Any:
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}{suggestion(name, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+    default: Any = tyro.MISSING_NONPROP
+    if name in ("train", "compare"):
+        peeked = _peek(rest)
+        chosen = preset(peeked.preset, peeked.task, AttentionConfig.parse(peeked.attention))
+        settings = {setting: getattr(chosen, setting) for setting in SETTINGS}
+        default = COMMANDS[name](**settings, task=peeked.task, preset=peeked.preset)
+    return tyro.cli(COMMANDS[name], args=rest, default=default, prog=f"klformer {name}")
+
+
+def _peek(arguments: list[str]) -> argparse.Namespace:
+    """Task, attention and preset, on which the defaults of all other flags depend."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task", default=DEFAULT_TASK)
+    parser.add_argument("--attention", default=DEFAULT_ATTENTION)
+    parser.add_argument("--preset", default=DEFAULT_PRESET)
+    return parser.parse_known_args(arguments)[0]
+
+
+def _run(command: Any) -> None:
+    match command:
+        case Train():
+            _train(command)
+        case Compare():
+            _compare(command)
+        case Eval():
+            _evaluate(command)
+        case Data():
+            _data(command)
+        case List():
+            _list()
+
+
+def _train(command: Train) -> None:
+    attention = AttentionConfig.parse(command.attention)
+    config = command.experiment(command.task, command.preset, attention, command.seed)
+    folder = command.out / (command.name or run_name(config))
+    train_run(config, folder, resume=command.resume, reporter=make_reporter(quiet=command.quiet))
+
+
+def _compare(command: Compare) -> None:
+    if not command.attentions or not command.seeds:
+        raise ValueError("give at least one attention and one seed")
+    attentions = [AttentionConfig.parse(text) for text in command.attentions]
+    configs = [
+        command.experiment(command.task, command.preset, attention, seed)
+        for seed in command.seeds
+        for attention in attentions
+    ]
+    results = compare(configs, command.out, reporter=make_reporter(quiet=command.quiet))
+    console = Console(width=max(110, Console().width))
+    console.print(comparison_table(results))
+    console.print(f"runs and comparison.json are in {command.out}", highlight=False)
+
+
+def _evaluate(command: Eval) -> None:
+    if command.draws < 1:
+        raise ValueError(f"draws must be at least 1, got {command.draws}")
+    reporter = make_reporter(quiet=False)
+    run = load_run(command.run, reporter, data_root=command.data_root)
+    reporter.say(f"{run.config.task} with {run.config.attention.label()}, best checkpoint, step {run.step}")
+    result = run.evaluate(command.split, draws=command.draws)
+    reporter.say(f"{command.split}: {result.num_examples:,} examples, accuracy {describe_accuracy(result.as_dict())}")
+
+
+def _data(command: Data) -> None:
+    if command.action == "where":
+        names = task_names() if command.task is None else [command.task]
+        for name in names:
+            print(f"{name:10s} {build_task(name, command.data).location()}")
+        return
+    if command.task is None:
+        raise ValueError(f"data {command.action} needs --task; tasks: {', '.join(task_names())}")
+    task = build_task(command.task, command.data)
+    if command.action == "generate" and not task.is_generated:
+        raise ValueError(f"{task.name} can't be generated, it is read from {task.location()}")
+    task.prepare()
+    print(f"{task.name}: {task.location()}")
+    if command.action == "check":
+        for split in ("train", "validation", "test"):
+            examples = task.load(split)
+            counts = ", ".join(str(n) for n in np.bincount(examples.labels, minlength=task.num_classes))
+            lengths = examples.lengths
+            print(
+                f"{split:10s} {len(examples):,} examples, {lengths.min():,} to {lengths.max():,} tokens, "
+                f"{lengths.mean():,.0f} on average, by class: {counts}"
+            )
+        print(task.describe_protocol())
+
+
+def _list() -> None:
+    console = Console(width=max(110, Console().width))
+    attentions = Table(title="attentions", title_justify="left")
+    for column in ("name", "what it is", "options and their defaults"):
+        attentions.add_column(column)
+    for name in attention_names():
+        options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
+        attentions.add_row(name, ATTENTIONS[name].summary, options)
+    console.print(attentions)
+    tasks = Table(title="tasks", title_justify="left")
+    for column in ("name", "what it is", *(f"preset {name}" for name in PRESETS)):
+        tasks.add_column(column)
+    for name in task_names():
+        cells = []
+        for table in (PAPER, LAPTOP):
+            model, training = table[name]["model"], table[name]["training"]
+            length = (
+                f"{training['max_steps']:,} steps" if "max_steps" in training else f"{training['max_epochs']} epochs"
+            )
+            cells.append(f"{model['num_layers']} layers of {model['model_dim']}, {length} of {training['batch_size']}")
+        tasks.add_row(name, TASKS[name].summary, *cells)
+    console.print(tasks)

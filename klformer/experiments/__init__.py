@@ -1,0 +1,1 @@
+"""Experiments: what is run, with which settings, and where the results go."""

@@ -1,0 +1,68 @@
+"""Several attentions, over several seeds, on one task: one run each, one table at the end."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from klformer.experiments.config import ExperimentConfig
+from klformer.experiments.run import RESULT, run_name, train_run
+from klformer.training.progress import Reporter
+
+COMPARISON = "comparison.json"
+
+
+def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Reporter) -> list[dict[str, Any]]:
+    """Do every run that is not done yet, going on with those that were interrupted; returns all results."""
+    results = []
+    for number, config in enumerate(configs, start=1):
+        run_folder = folder / run_name(config)
+        done = run_folder / RESULT
+        if done.exists():
+            reporter.say(f"[{number}/{len(configs)}] {run_folder.name}: done already")
+            results.append(json.loads(done.read_text()))
+        else:
+            reporter.say(f"[{number}/{len(configs)}] {run_folder.name}")
+            results.append(train_run(config, run_folder, resume=True, reporter=reporter))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / COMPARISON).write_text(json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
+    """One row an attention, averaged over its seeds."""
+    first = results[0]
+    table = Table(
+        title=f"{first['task']}, preset {first['preset']}: accuracy on the test set, best first",
+        caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
+        caption_justify="left",
+    )
+    table.add_column("attention")
+    for column in ("seeds", "accuracy", "+-", "vote", "best at step", "tokens/s", "train time", "peak memory"):
+        table.add_column(column, justify="right")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(result["attention"], []).append(result)
+    ordered = sorted(groups.items(), key=lambda item: -_mean(item[1], "accuracy"))
+    for label, runs in ordered:
+        accuracies = [run["test"]["accuracy"] for run in runs]
+        spread = statistics.stdev(accuracies) if len(runs) > 1 else runs[0]["test"]["accuracy_std"]
+        table.add_row(
+            label,
+            str(len(runs)),
+            f"{100 * _mean(runs, 'accuracy'):.2f}%",
+            f"{100 * spread:.2f}",
+            f"{100 * _mean(runs, 'voting_accuracy'):.2f}%",
+            str(round(statistics.mean(run["best_step"] for run in runs))),
+            f"{statistics.mean(run['tokens_per_second'] for run in runs):,.0f}",
+            f"{statistics.mean(run['train_seconds'] for run in runs):.0f} s",
+            f"{statistics.mean(run['peak_memory_bytes'] for run in runs) / 2**20:,.0f} MiB",
+        )
+    return table
+
+
+def _mean(runs: Sequence[dict[str, Any]], field: str) -> float:
+    return statistics.mean(run["test"][field] for run in runs)

@@ -1,0 +1,142 @@
+"""The whole description of an experiment: one frozen tree, JSON in and out, unknown keys refused."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from klformer.attention import attention_names, attention_options
+from klformer.checks import suggestion
+from klformer.tasks import DataConfig, task_names
+from klformer.training.config import Config, OptimiserConfig, ScheduleConfig, TrainingConfig
+
+OptionValue = bool | int | float | str | None | tuple[int, ...]
+
+
+class AttentionConfig(Config):
+    """An attention and its options."""
+
+    name: str
+    options: dict[str, OptionValue] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in attention_names():
+            known = ", ".join(attention_names())
+            raise ValueError(f"unknown attention {name!r}{suggestion(name, attention_names())} Known: {known}")
+        return name
+
+    @staticmethod
+    def parse(text: str) -> "AttentionConfig":
+        """ "gmm-prf" or "gmm-prf:frozen=true,num_frequencies=64": a name, and options as JSON values or plain words.
+
+        Raises:
+            ValueError: an option is not of the form key=value, or the attention does not have it.
+        """
+        name, _, rest = text.partition(":")
+        options: dict[str, OptionValue] = {}
+        for item in filter(None, rest.split(",")):
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise ValueError(f"attention options look like key=value, got {item!r} in {text!r}")
+            options[key] = _json_or_word(value)
+        config = AttentionConfig(name=name, options=options)
+        known = attention_options(name)
+        for key in options:
+            if key not in known:
+                raise ValueError(f"{name} has no option {key!r}{suggestion(key, known)} Options: {', '.join(known)}")
+        return config
+
+    def label(self) -> str:
+        """The text that `parse` takes, for tables and folder names."""
+        options = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(self.options.items()))
+        return f"{self.name}:{options}" if options else self.name
+
+
+class ModelConfig(Config):
+    """Sizes of the Transformer."""
+
+    num_layers: int = Field(2, ge=1)
+    """Blocks of the encoder."""
+
+    num_heads: int = Field(4, ge=1)
+    """Heads H."""
+
+    model_dim: int = Field(64, ge=1)
+    """Size of a token."""
+
+    head_dim: int = Field(16, ge=1)
+    """Size of queries, keys and values of a head."""
+
+    ffn_dim: int = Field(128, ge=1)
+    """Hidden size of the feed-forward part."""
+
+    head_hidden_dim: int = Field(128, ge=2)
+    """Hidden size of the classifier."""
+
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout."""
+
+    activation: Literal["gelu", "relu"] = "gelu"
+    """Activation of the feed-forward part."""
+
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Position embedding."""
+
+    checkpoint_layers: bool = False
+    """Compute the inside of layers again in backward, to save memory."""
+
+
+class ExperimentConfig(Config):
+    """Everything that a run depends on."""
+
+    task: str
+    preset: str
+    attention: AttentionConfig
+    data: DataConfig
+    model: ModelConfig
+    optimiser: OptimiserConfig
+    schedule: ScheduleConfig
+    training: TrainingConfig
+    seed: int = Field(0, ge=0)
+
+    @field_validator("task")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in task_names():
+            raise ValueError(f"unknown task {name!r}{suggestion(name, task_names())} Known: {', '.join(task_names())}")
+        return name
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+    @staticmethod
+    def from_file(path: Path) -> "ExperimentConfig":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the file is not a valid configuration; the message names it and what is wrong.
+        """
+        try:
+            return ExperimentConfig.model_validate_json(path.read_text())
+        except ValidationError as error:
+            raise ValueError(f"{path}: {describe(error)}") from error
+
+
+def describe(error: ValidationError) -> str:
+    """What is wrong with a configuration, in one line: each field, what it was given, and why not."""
+    problems = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        given = "" if isinstance(item["input"], dict) or item["type"] == "missing" else f", got {item['input']!r}"
+        problems.append(f"{where}: {item['msg'].removeprefix('Value error, ')}{given}" if where else item["msg"])
+    return "; ".join(problems)
+
+
+def _json_or_word(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,65 @@
+"""What a user can choose about data."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Split = Literal["train", "validation", "test"]
+
+
+class DataConfig(BaseModel):
+    """Where the data is, how it is split and how much of it is used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    root: Path | None = None
+    """Folder of the data. Default: the environment variable KLFORMER_DATA, else klformer in the user's cache folder."""
+
+    protocol: Literal["lra", "holdout"] = "holdout"
+    """Where there is no official validation set: "lra" selects on the test set, as Long Range Arena does for text;
+    "holdout" selects on a part of the training set and leaves the test set untouched."""
+
+    holdout_fraction: float = Field(0.1, gt=0, lt=1)
+    """Part of the training set that is held out for validation by the protocol "holdout"."""
+
+    max_len: int | None = Field(None, ge=1)
+    """Longest sequence: longer ones are cut, and generated ones are made this long at most. Default: the task's own."""
+
+    sparsity: float = Field(0.5, ge=0, lt=1)
+    """Task sparsity: the probability that a position does not matter. The paper has 0.1, 0.5 and 0.9."""
+
+    num_examples: int | None = Field(None, ge=1)
+    """Generated tasks: how many examples to generate (sparsity: in all, default 200000; listops: for training,
+    default 96000)."""
+
+    train_limit: int | None = Field(None, ge=1)
+    """Train on a random subset of so many examples."""
+
+    validation_limit: int | None = Field(None, ge=1)
+    """Validate on a random subset of so many examples."""
+
+    test_limit: int | None = Field(None, ge=1)
+    """Test on a random subset of so many examples."""
+
+    text_column: str = "text"
+    """Task text, from a csv, tsv or parquet file: the column of the text."""
+
+    label_column: str = "label"
+    """Task text, from a csv, tsv or parquet file: the column of the label."""
+
+    seed: int = Field(0, ge=0)
+    """Seed of generated data, of the part that is held out and of random subsets."""
+
+    def folder(self) -> Path:
+        """The folder of the data: `root`, else KLFORMER_DATA, else klformer in the cache folder."""
+        if self.root is not None:
+            return self.root.expanduser()
+        if chosen := os.environ.get("KLFORMER_DATA"):
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "klformer"
+
+    def limit(self, split: Split) -> int | None:
+        """The size of the random subset of a split; None for all of it."""
+        return {"train": self.train_limit, "validation": self.validation_limit, "test": self.test_limit}[split]

@@ -1,0 +1,151 @@
+"""Files: found, read, written as a whole or not at all, and checked against a manifest."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from klformer.tasks.errors import DataError
+from klformer.tasks.progress import say
+
+MANIFEST = "manifest.json"
+#: A temporary file that nobody has written to for so long (seconds) was left by a process that was killed.
+_ABANDONED = 600
+
+
+def first_existing(paths: Iterable[Path]) -> Path | None:
+    """The first of the paths that is there."""
+    return next((path for path in paths if path.exists()), None)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what the system says of a file that can't be read into a DataError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError("the file is missing", file=path) from error
+    except OSError as error:
+        raise DataError(f"can't be read: {error.strerror or error}", file=path) from error
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Line numbers, from 1, and lines without their ends."""
+    with reading(path), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.rstrip(b"\r\n")
+
+
+def parse_label(text: str, num_classes: int, *, file: Path, line: int | None = None) -> int:
+    """A label written as 3 or 3.0.
+
+    Raises:
+        DataError: it is not a whole number from 0 to num_classes - 1.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value not in range(num_classes):
+        raise DataError(
+            f"the label must be a whole number from 0 to {num_classes - 1}, got {text!r}", file=file, line=line
+        )
+    return int(value)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name when it is whole and on disk, and otherwise not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"can't be written: {error.strerror or error}", file=path) from error
+
+
+class GeneratedFolder:
+    """A folder of generated files with a manifest, written last, of their sizes and checksums.
+
+    Without a manifest the generation was interrupted, and is to be done again. A file that does not agree with the
+    manifest was changed afterwards, which is an error: nothing says that it may be overwritten.
+
+    Args:
+        path: The folder.
+        settings: What the files are generated from, as JSON knows it.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.settings = dict(settings)
+
+    @property
+    def is_complete(self) -> bool:
+        return (self.path / MANIFEST).exists()
+
+    def describe(self) -> str:
+        """Where it is, and whether it is there yet."""
+        return f"{self.path} ({'generated' if self.is_complete else 'will be generated'})"
+
+    def clear_interrupted(self, *, quiet: bool) -> None:
+        """Say so if an earlier generation was interrupted, and delete what a process that was killed left."""
+        if self.is_complete or not self.path.is_dir() or not any(self.path.iterdir()):
+            return
+        say(f"{self.path}: an earlier generation was interrupted, starting again", quiet=quiet)
+        for leftover in self.path.glob(".*.tmp"):
+            if time.time() - leftover.stat().st_mtime > _ABANDONED:
+                leftover.unlink(missing_ok=True)
+
+    def complete(self, rows: Mapping[str, int]) -> None:
+        """Write the manifest of the files, given with their numbers of rows."""
+        files = {}
+        for name, count in rows.items():
+            path = self.path / name
+            files[name] = {"rows": count, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+        with atomic_write(self.path / MANIFEST) as file:
+            file.write(json.dumps({"settings": self.settings, "files": files}, indent=2).encode() + b"\n")
+
+    def verified(self, name: str) -> tuple[Path, int]:
+        """The path and the number of rows of a file, which is as it was written.
+
+        Raises:
+            DataError: the file is missing, or it or the manifest was changed.
+        """
+        remedy = f"delete the folder {self.path} and it is generated again"
+        manifest_path = self.path / MANIFEST
+        try:
+            with reading(manifest_path):
+                manifest = json.loads(manifest_path.read_bytes())
+            settings, entry = manifest["settings"], manifest["files"][name]
+            rows, size, digest = int(entry["rows"]), int(entry["bytes"]), str(entry["sha256"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"is not a manifest of {name}; {remedy}", file=manifest_path) from error
+        if settings != self.settings:
+            raise DataError(f"was made with {settings}, not with {self.settings}; {remedy}", file=manifest_path)
+        path = self.path / name
+        with reading(path):
+            found = path.stat().st_size
+            if found != size:
+                raise DataError(f"has {found} bytes where the manifest says {size}; {remedy}", file=path)
+            if _sha256(path) != digest:
+                raise DataError(f"was changed after it was generated (its checksum differs); {remedy}", file=path)
+        return path, rows
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,25 @@
+"""Data sets from the Hugging Face hub, asked only when nothing is found locally."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from klformer.tasks.errors import DataError
+
+
+def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str]) -> Any:
+    """A split of a data set of the hub.
+
+    Raises:
+        DataError: it can't be had; the message says what was looked for locally.
+    """
+    problem = f"put one of {', '.join(looked_for)} here; none was found, and the hub did not give {name!r}"
+    try:
+        # Imported here: it takes a second, and local data does not need it.
+        from datasets import load_dataset  # type: ignore[import-untyped]
+
+        return load_dataset(name, split=split)
+    except Exception as error:
+        # The library raises errors of its own and of several network libraries; to the user all mean the same.
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{problem}: {type(error).__name__}: {reason}", file=root) from error

@@ -1,0 +1,204 @@
+"""Image of Long Range Arena: CIFAR-10 in grey, read as a sequence of 1,024 pixels; id = brightness, 0 to 255."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from klformer.tasks.base import Task
+from klformer.tasks.cifar_pickle import read_python_batch
+from klformer.tasks.config import Split
+from klformer.tasks.errors import DataError
+from klformer.tasks.files import reading
+from klformer.tasks.hub import load_from_hub
+from klformer.tasks.sequences import Examples, Sequences
+
+_HUB_NAME = "uoft-cs/cifar10"
+_SIDE = 32
+_PIXELS = _SIDE * _SIDE
+_NUM_CLASSES = 10
+_BATCHES: dict[str, list[str]] = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+Pixels = NDArray[np.uint8]
+
+
+def to_grey(rgb: Pixels) -> Pixels:
+    """0.2989 R + 0.5870 G + 0.1140 B as whole numbers, (..., 3) -> (...).
+
+    In the arithmetic of tf.image.rgb_to_grayscale, which LRA uses: to [0, 1], and back by 255.5, cut to whole numbers.
+    """
+    weights = np.array([0.2989, 0.5870, 0.1140], np.float32)
+    grey = (rgb.astype(np.float32) * np.float32(1 / 255)) @ weights
+    return (grey * np.float32(255.5)).astype(np.uint8)
+
+
+class ImageSource(ABC):
+    """A place that images are read from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def describe(self) -> str:
+        """Where it is."""
+        return str(self.folder)
+
+    @abstractmethod
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        """Grey pixels (N, 1024) and labels (N,)."""
+
+
+class Batches(ImageSource):
+    """The official files: python batches, or binary ones (one byte of label and 3,072 of pixels an image)."""
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        is_binary = not any((self.folder / name).exists() for names in _BATCHES.values() for name in names)
+        pixels: list[Pixels] = []
+        labels: list[NDArray[np.int64]] = []
+        for name in _BATCHES[part]:
+            path = self.folder / (f"{name}.bin" if is_binary else name)
+            planes, batch_labels = self._binary(path) if is_binary else read_python_batch(path)
+            if planes.ndim != 2 or planes.shape[1] != 3 * _PIXELS or not len(planes) == len(batch_labels) > 0:
+                raise DataError(
+                    f"must have a label and {3 * _PIXELS} bytes for every image, got data of shape {planes.shape} and "
+                    f"{len(batch_labels)} labels",
+                    file=path,
+                )
+            if pixels and len(planes) != len(pixels[0]):
+                raise DataError(f"has {len(planes)} images where the first batch has {len(pixels[0])}", file=path)
+            pixels.append(to_grey(planes.reshape(-1, 3, _PIXELS).transpose(0, 2, 1)))
+            labels.append(_checked(batch_labels, path))
+        return np.concatenate(pixels), np.concatenate(labels)
+
+    @staticmethod
+    def _binary(path: Path) -> tuple[Pixels, Pixels]:
+        record = 1 + 3 * _PIXELS
+        with reading(path):
+            content = np.fromfile(path, np.uint8)
+        if content.size == 0 or content.size % record:
+            raise DataError(f"has {content.size} bytes, which is no multiple of {record}: the file is cut", file=path)
+        rows = content.reshape(-1, record)
+        return rows[:, 1:], rows[:, 0]
+
+
+class Arrays(ImageSource):
+    """`{train,test}_{x,y}.npy`: grey images (N, 32, 32) and labels (N,), both uint8."""
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        path = self.folder / f"{part}_x.npy"
+        images, labels = self._load(path), self._load(self.folder / f"{part}_y.npy")
+        if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE) or labels.shape != images.shape[:1]:
+            raise DataError(
+                f"must be uint8 (N, 32, 32) with N labels, got {images.dtype} {images.shape} and {labels.shape}",
+                file=path,
+            )
+        return images.reshape(-1, _PIXELS), _checked(labels, path)
+
+    @staticmethod
+    def _load(path: Path) -> NDArray[Any]:
+        with reading(path):
+            try:
+                array: NDArray[Any] = np.load(path, allow_pickle=False)
+            except (ValueError, EOFError) as error:
+                raise DataError(f"is not a whole numpy array: {error}", file=path) from error
+        return array
+
+
+class PngFolder(ImageSource):
+    """`{train,test}/CLASS/*.png`: ten folders of images, classes in the order of their names."""
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        folder = self.folder / part
+        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if len(classes) != _NUM_CLASSES:
+            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(classes)}", file=folder)
+        pixels, labels = [], []
+        for label, class_folder in enumerate(classes):
+            paths = sorted(class_folder.glob("*.png"))
+            if not paths:
+                raise DataError("has no images (*.png)", file=class_folder)
+            pixels += [self._image(path) for path in paths]
+            labels += [label] * len(paths)
+        return np.stack(pixels), np.asarray(labels, np.int64)
+
+    @staticmethod
+    def _image(path: Path) -> Pixels:
+        # Imported here: only images in files need it.
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(path) as image:
+                rgb = np.asarray(image.convert("RGB"))
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise DataError(f"is not a whole png image: {error}", file=path) from error
+        if rgb.shape != (_SIDE, _SIDE, 3):
+            raise DataError(f"must be {_SIDE} x {_SIDE} pixels, got {rgb.shape[1]} x {rgb.shape[0]}", file=path)
+        return to_grey(rgb).reshape(_PIXELS)
+
+
+class ImageHub(ImageSource):
+    """The data set of the Hugging Face hub."""
+
+    def describe(self) -> str:
+        return f"the hub, {_HUB_NAME} (nothing found in {self.folder})"
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        looked_for = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")
+        rows = load_from_hub(_HUB_NAME, part, root=self.folder, looked_for=looked_for)
+        pixels = [to_grey(np.asarray(image.convert("RGB"))).reshape(_PIXELS) for image in rows["img"]]
+        return np.stack(pixels), np.asarray(rows["label"], np.int64)
+
+
+class Image(Task):
+    """CIFAR-10, ten classes.
+
+    Read from the official batches (python or binary), from arrays or from a folder of png images, each in the root or
+    the root itself; else from the hub. No validation set comes with it: a random tenth of train is held out under
+    "lra" (45,000 and 5,000), and `holdout_fraction` of it under "holdout".
+    """
+
+    name: ClassVar[str] = "image"
+    summary: ClassVar[str] = "class of a grey CIFAR-10 image from its 1,024 pixels"
+    num_classes: ClassVar[int] = _NUM_CLASSES
+    vocab_size: ClassVar[int | None] = 256
+    default_max_len: ClassVar[int] = _PIXELS
+
+    def location(self) -> str:
+        return self._source().describe()
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "train"
+
+    def _holdout_fraction(self) -> float:
+        return 0.1 if self.config.protocol == "lra" else super()._holdout_fraction()
+
+    def _source(self) -> ImageSource:
+        for folder in (self.root / "cifar-10-batches-py", self.root / "cifar-10-batches-bin", self.root):
+            if any(
+                (folder / f"{name}{suffix}").exists()
+                for name in ("data_batch_1", "test_batch")
+                for suffix in ("", ".bin")
+            ):
+                return Batches(folder)
+        for folder in (self.root / "cifar10_gray", self.root):
+            if (folder / "train_x.npy").exists() or (folder / "test_x.npy").exists():
+                return Arrays(folder)
+        for folder in (self.root / "cifar10", self.root):
+            if any(next((folder / part).glob("*/*.png"), None) for part in ("train", "test")):
+                return PngFolder(folder)
+        return ImageHub(self.root)
+
+    def _read(self, part: Split) -> Examples:
+        pixels, labels = self._source().read(part)
+        return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
+
+
+def _checked(labels: Sequence[Any] | NDArray[Any], path: Path) -> NDArray[np.int64]:
+    """Labels as int64. Raises DataError if one is not a whole number from 0 to 9."""
+    for index, label in enumerate(labels):
+        if not isinstance(label, (int, np.integer)) or not 0 <= label < _NUM_CLASSES:
+            raise DataError(
+                f"image {index} has the label {label!r}, which must be a whole number from 0 to 9", file=path
+            )
+    return np.asarray(labels, np.int64)

@@ -1,0 +1,164 @@
+"""ListOps of Long Range Arena: the value, a digit, of a nested expression such as [MAX 2 9 [MIN 4 7 ] 0 ].
+
+Read from `basic_{train,val,test}.tsv` where they are found, and otherwise generated with the same distribution on
+first use, as files of the same format. The tokens are the digits, the four operators and `]`; parentheses are
+dropped.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from klformer.tasks.base import Task
+from klformer.tasks.config import DataConfig, Split
+from klformer.tasks.errors import DataError
+from klformer.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
+from klformer.tasks.files import GeneratedFolder, atomic_write, first_existing, parse_label, read_lines
+from klformer.tasks.progress import progress
+from klformer.tasks.sequences import ByteRows, Examples
+
+FILES: dict[Split, str] = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+#: 0 is padding.
+TOKEN_IDS = {token: index for index, token in enumerate(TOKENS, start=1)}
+#: Operators as single bytes outside ASCII, so that every token is one byte.
+_SHORT = {name.encode(): bytes([index]) for index, name in enumerate(OPERATORS, start=128)}
+_ID_OF_BYTE = bytearray(256)
+for _token, _id in TOKEN_IDS.items():
+    _ID_OF_BYTE[_SHORT.get(_token.encode(), _token.encode())[0]] = _id
+
+
+class ListOps(Task):
+    """ListOps, read or generated.
+
+    Files are looked for in `lra_release/listops-1000`, `listops` and the root itself. If there are none, or
+    `num_examples` asks for a number of them, expressions with max_len / 4 < tokens < max_len are generated, which
+    with the default of 2,000 are LRA's; expressions in files are cut at max_len. Validation and test have 2,000
+    examples and depend on the seed, not on the size of the training set.
+    """
+
+    name: ClassVar[str] = "listops"
+    summary: ClassVar[str] = "value of a nested expression of MIN, MAX, MED and SM, up to 2,000 tokens (generated)"
+    num_classes: ClassVar[int] = 10
+    vocab_size: ClassVar[int | None] = len(TOKENS) + 1
+    is_generated: ClassVar[bool] = True
+    default_max_len: ClassVar[int] = 2_000
+    default_num_examples: ClassVar[int] = 96_000
+    evaluation_size: ClassVar[int] = 2_000
+
+    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
+        super().__init__(config, quiet=quiet)
+        num_examples = config.num_examples or self.default_num_examples
+        self._generated = GeneratedFolder(
+            self.root / "listops" / f"train{num_examples}-len{self.max_len}-seed{config.seed}",
+            {
+                "generator": "listops-1",
+                "train": num_examples,
+                "evaluation": self.evaluation_size,
+                "max_len": self.max_len,
+                "seed": config.seed,
+            },
+        )
+
+    def location(self) -> str:
+        if folder := self._found():
+            return f"{folder} (read)"
+        return self._generated.describe()
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file"
+
+    def prepare(self) -> None:
+        if self._found() or self._generated.is_complete:
+            return
+        self._generated.clear_interrupted(quiet=self.quiet)
+        # Train is last, so that validation and test are the same for every size of it.
+        settings = self._generated.settings
+        sizes: dict[Split, int] = {
+            "test": settings["evaluation"],
+            "validation": settings["evaluation"],
+            "train": settings["train"],
+        }
+        rows = iter(ExpressionGenerator(settings["seed"], settings["max_len"]))
+        with progress("generating ListOps", sum(sizes.values()), quiet=self.quiet) as advance:
+            for split, size in sizes.items():
+                with atomic_write(self._generated.path / FILES[split]) as file:
+                    file.write(b"Source\tTarget\r\n")
+                    for source, value in islice(rows, size):
+                        file.write(f"{source}\t{value}\r\n".encode())
+                        advance(1)
+        self._generated.complete({FILES[split]: size for split, size in sizes.items()})
+
+    def _found(self) -> Path | None:
+        """The folder of files that were not generated here."""
+        if self.config.num_examples is not None:
+            return None
+        folders = (self.root / "lra_release" / "listops-1000", self.root / "listops", self.root)
+        path = first_existing(folder / name for folder in folders for name in FILES.values())
+        return path.parent if path else None
+
+    def _read(self, part: Split) -> Examples:
+        if folder := self._found():
+            return read_listops(folder / FILES[part], self.max_len)
+        self.prepare()
+        path, rows = self._generated.verified(FILES[part])
+        examples = read_listops(path, self.max_len)
+        if len(examples) != rows:
+            raise DataError(f"has {len(examples)} rows where the manifest says {rows}", file=path)
+        return examples
+
+
+def read_listops(path: Path, max_len: int) -> Examples:
+    """Read a file in LRA's format.
+
+    Raises:
+        DataError: the header, the number of fields, a token or a label is wrong, or there are no rows.
+    """
+    sources, labels = ByteRows(), []
+    for number, source, target in _rows(path):
+        sources.add(_encode(source, path, number)[:max_len])
+        labels.append(parse_label(target.decode("latin-1"), 10, file=path, line=number))
+    if not labels:
+        raise DataError("has no rows after the header", file=path)
+    return Examples(sources.as_they_are(), np.asarray(labels, np.int64))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+    """Line number, source and target of every row."""
+    header_seen = False
+    for number, line in read_lines(path):
+        fields = line.split(b"\t")
+        if not header_seen:
+            header_seen = True
+            if fields != [b"Source", b"Target"]:
+                raise DataError("the header must be Source and Target, separated by a tab", file=path, line=number)
+        elif len(fields) != 2:
+            raise DataError(f"a row must have 2 fields separated by a tab, got {len(fields)}", file=path, line=number)
+        else:
+            yield number, fields[0], fields[1]
+    if not header_seen:
+        raise DataError("is empty; the header must be Source and Target, separated by a tab", file=path)
+
+
+def _encode(source: bytes, path: Path, line: int) -> bytes:
+    """The ids of the tokens, without parentheses.
+
+    With operators as single bytes every other byte is a token and those between are spaces: a few passes in C instead
+    of a loop over a hundred million tokens.
+    """
+    short = source
+    for name, byte in _SHORT.items():
+        short = short.replace(name, byte)
+    ids = short[::2].translate(None, b"()").translate(_ID_OF_BYTE)
+    if source.isascii() and ids and 0 not in ids and not short[1::2].strip(b" "):
+        return ids
+    # Spacing of another kind, or an error: token by token.
+    tokens = [token.decode("latin-1") for token in source.split() if token not in (b"(", b")")]
+    for token in tokens:
+        if token not in TOKEN_IDS:
+            raise DataError(f"unknown token {token!r}; tokens are {' '.join(TOKENS)} ( )", file=path, line=line)
+    if not tokens:
+        raise DataError("the source is empty", file=path, line=line)
+    return bytes(TOKEN_IDS[token] for token in tokens)

@@ -1,0 +1,82 @@
+"""Retrieval of Long Range Arena: does one paper cite the other? Two texts of up to 4,000 bytes; id = byte + 1.
+
+Read from `new_aan_pairs.{train,eval,test}.tsv`: label, two ids and two texts, separated by tabs, without a header and
+without quoting.
+"""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from klformer.tasks.base import Task
+from klformer.tasks.config import Split
+from klformer.tasks.errors import DataError
+from klformer.tasks.files import first_existing, parse_label, read_lines
+from klformer.tasks.sequences import ByteRows, Examples
+
+FILES: dict[Split, str] = {
+    "train": "new_aan_pairs.train.tsv",
+    "validation": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
+}
+#: Where the LRA archive puts them, below the folder that it is unpacked in.
+_FOLDERS = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_data", ".")
+_NUM_FIELDS = 5
+
+
+class Retrieval(Task):
+    """Pairs of papers, two classes. The official validation file is used by both protocols.
+
+    A pair may have an empty text, as papers without one are in the corpus; all of its positions are padding.
+    """
+
+    name: ClassVar[str] = "retrieval"
+    summary: ClassVar[str] = "does one paper cite the other (AAN), from up to 4,000 bytes of each"
+    num_classes: ClassVar[int] = 2
+    vocab_size: ClassVar[int | None] = 257
+    is_pair: ClassVar[bool] = True
+    default_max_len: ClassVar[int] = 4_000
+
+    def location(self) -> str:
+        folder = self._found()
+        return str(folder) if folder else f"{self.root} (nothing found: {FILES['train']} in {', '.join(_FOLDERS)})"
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file"
+
+    def _found(self) -> Path | None:
+        path = first_existing(self.root / folder / name for folder in _FOLDERS for name in FILES.values())
+        return path.parent if path else None
+
+    def _read(self, part: Split) -> Examples:
+        folder = self._found()
+        if folder is None:
+            raise DataError(
+                f"no {FILES[part]} in any of {', '.join(_FOLDERS)}; unpack the archive of Long Range Arena here",
+                file=self.root,
+            )
+        return read_pairs(folder / FILES[part], self.max_len)
+
+
+def read_pairs(path: Path, max_len: int) -> Examples:
+    """Read a file of pairs.
+
+    Raises:
+        DataError: the number of fields or a label is wrong, or there are no rows.
+    """
+    first, second, labels = ByteRows(), ByteRows(), []
+    for number, line in read_lines(path):
+        fields = line.split(b"\t")
+        if len(fields) != _NUM_FIELDS:
+            raise DataError(
+                f"a row must have {_NUM_FIELDS} fields (label, two ids, two texts) between tabs, got {len(fields)}",
+                file=path,
+                line=number,
+            )
+        labels.append(parse_label(fields[0].decode("latin-1"), 2, file=path, line=number))
+        first.add(fields[3][:max_len])
+        second.add(fields[4][:max_len])
+    if not labels:
+        raise DataError("has no rows", file=path)
+    return Examples(first.plus_one(), np.asarray(labels, np.int64), second.plus_one())

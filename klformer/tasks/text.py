@@ -1,0 +1,164 @@
+"""Text of Long Range Arena: the sentiment of a film review (IMDB) from its bytes, up to 4,000 of them; id = byte +
+1."""
+
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from klformer.tasks.base import Task
+from klformer.tasks.config import DataConfig, Split
+from klformer.tasks.errors import DataError
+from klformer.tasks.files import reading
+from klformer.tasks.hub import load_from_hub
+from klformer.tasks.sequences import ByteRows, Examples
+from klformer.tasks.tables import TABLE_SUFFIXES, read_table
+
+_HUB_NAME = "stanfordnlp/imdb"
+_LABELS = ("neg", "pos")
+#: Labels in tables: numbers, or words as the copies of this data set in circulation have them.
+_LABEL_NAMES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}
+
+
+class TextSource(ABC):
+    """A place that reviews are read from."""
+
+    has_validation = False
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Where it is."""
+
+    @abstractmethod
+    def read(self, part: Split, max_len: int) -> Examples:
+        """A part, with texts cut at max_len bytes."""
+
+
+class ReviewTree(TextSource):
+    """The official tree: `{train,test}/{neg,pos}/ID_RATING.txt`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def describe(self) -> str:
+        return str(self.folder)
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        texts, labels = ByteRows(), []
+        for label, name in enumerate(_LABELS):
+            for path in _reviews(self.folder / part / name):
+                with reading(path), path.open("rb") as file:
+                    text = file.read(max_len)
+                if not text:
+                    raise DataError("the review is empty", file=path)
+                texts.add(text)
+                labels.append(label)
+        return Examples(texts.plus_one(), np.asarray(labels, np.int64))
+
+
+class ReviewTables(TextSource):
+    """`{train,test}` and optionally `validation` as csv, tsv or parquet files with a column of text and one of
+    labels."""
+
+    def __init__(self, root: Path, config: DataConfig) -> None:
+        self.root = root
+        self.columns = (config.text_column, config.label_column)
+        self.has_validation = self._path("validation").exists()
+
+    def describe(self) -> str:
+        return f"{self._path('train')} and {self._path('test').name}"
+
+    def _path(self, part: Split) -> Path:
+        paths = [self.root / f"{part}{suffix}" for suffix in TABLE_SUFFIXES]
+        return next((path for path in paths if path.exists()), paths[0])
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        path = self._path(part)
+        texts, labels = ByteRows(), []
+        for line, text, label in read_table(path, self.columns):
+            if label.lower() not in _LABEL_NAMES:
+                raise DataError(f"the label must be 0 or 1 (or neg or pos), got {label!r}", file=path, line=line)
+            if not text:
+                raise DataError("the text is empty", file=path, line=line)
+            texts.add(text.encode()[:max_len])
+            labels.append(_LABEL_NAMES[label.lower()])
+        if not labels:
+            raise DataError("has no rows", file=path)
+        return Examples(texts.plus_one(), np.asarray(labels, np.int64))
+
+
+class ReviewHub(TextSource):
+    """The data set of the Hugging Face hub."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def describe(self) -> str:
+        return f"the hub, {_HUB_NAME} (nothing found in {self.root})"
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        looked_for = ("aclImdb/{train,test}/{neg,pos}/*.txt", "{train,test}.{csv,tsv,parquet}")
+        rows = load_from_hub(_HUB_NAME, part, root=self.root, looked_for=looked_for)
+        texts = ByteRows()
+        for text in rows["text"]:
+            texts.add(text.encode()[:max_len])
+        return Examples(texts.plus_one(), np.asarray(rows["label"], np.int64))
+
+
+class Text(Task):
+    """IMDB reviews, two classes.
+
+    Read from the tree `aclImdb` (in the root, or the root itself), else from tables in the root, else from the hub.
+    There is no official validation set: "lra" validates on test, "holdout" on a part of train. A `validation` table
+    is used by both.
+    """
+
+    name: ClassVar[str] = "text"
+    summary: ClassVar[str] = "sentiment of film reviews (IMDB) from up to 4,000 bytes"
+    num_classes: ClassVar[int] = 2
+    vocab_size: ClassVar[int | None] = 257
+    default_max_len: ClassVar[int] = 4_000
+
+    def location(self) -> str:
+        return self._source().describe()
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file" if self._source().has_validation else super().validation_source()
+
+    def _source(self) -> TextSource:
+        for folder in (self.root / "aclImdb", self.root):
+            if any((folder / part / name).is_dir() for part in ("train", "test") for name in _LABELS):
+                return ReviewTree(folder)
+        if any((self.root / f"{part}{suffix}").exists() for part in ("train", "test") for suffix in TABLE_SUFFIXES):
+            return ReviewTables(self.root, self.config)
+        return ReviewHub(self.root)
+
+    def _read(self, part: Split) -> Examples:
+        return self._source().read(part, self.max_len)
+
+
+def _reviews(folder: Path) -> list[Path]:
+    """The reviews of a folder by their number.
+
+    Raises:
+        DataError: there are none, or numbers are missing, as after an interrupted unpacking.
+    """
+    if not folder.is_dir():
+        raise DataError("the folder of reviews is missing", file=folder)
+    numbered = []
+    for path in folder.glob("*.txt"):
+        match = re.fullmatch(r"(\d+)_\d+", path.stem)
+        if match is None:
+            raise DataError("a review must be named ID_RATING.txt", file=path)
+        numbered.append((int(match[1]), path))
+    if not numbered:
+        raise DataError("has no reviews (*.txt)", file=folder)
+    numbered.sort()
+    for expected, (number, path) in enumerate(numbered):
+        if number != expected:
+            raise DataError(
+                f"review {expected} is missing, {path.name} comes instead; unpack the archive again", file=folder
+            )
+    return [path for _, path in numbered]

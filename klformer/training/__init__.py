@@ -1,0 +1,1 @@
+"""Training: schedules, checkpoints, evaluation and the one loop."""

@@ -1,0 +1,157 @@
+"""Checkpoints that are whole or not there: tensors as safetensors, the rest as JSON, nothing pickled.
+
+    checkpoints/step-00000500/   weights.safetensors, optimiser.safetensors, manifest.json      to go on from
+    checkpoints/best-00000400/   weights.safetensors, manifest.json                             to evaluate
+
+A checkpoint is written to a temporary folder, synced to disk and renamed; the manifest holds the SHA-256 of every
+file. A folder without a manifest, or with a file that does not match it, is torn or tampered with, and passed over with
+a message.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from klformer.training.errors import TrainingError
+
+WEIGHTS, OPTIMISER, MANIFEST = "weights.safetensors", "optimiser.safetensors", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    folder: Path
+    step: int
+    info: dict[str, Any]
+
+    def weights(self) -> dict[str, Tensor]:
+        return load_file(self.folder / WEIGHTS)
+
+    def optimiser(self) -> dict[str, Tensor]:
+        return load_file(self.folder / OPTIMISER)
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: Where they are.
+        say: Told about checkpoints that had to be passed over.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._say = say
+
+    def save(self, kind: str, step: int, files: Mapping[str, Mapping[str, Tensor]], info: Mapping[str, Any]) -> Path:
+        """Write a checkpoint of `kind` ("step" or "best") in one stroke.
+
+        Raises:
+            TrainingError: the disk is full or the folder can't be written; nothing is left behind then.
+        """
+        target = self.folder / f"{kind}-{step:08d}"
+        temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            digests = {}
+            for name, tensors in files.items():
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary / name)
+                digests[name] = _sync_and_digest(temporary / name)
+            manifest = {"step": step, "files": digests, "info": dict(info)}
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+            _sync_and_digest(temporary / MANIFEST)
+            if target.exists():
+                shutil.rmtree(target)
+            os.rename(temporary, target)
+            _sync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+            raise TrainingError(f"can't write the checkpoint {target}: {reason}. {self._what_is_safe()}") from error
+        return target
+
+    def newest(self, kind: str) -> Checkpoint | None:
+        """The newest whole checkpoint of a kind; those that are not whole are named and passed over."""
+        for folder in sorted(self.folder.glob(f"{kind}-*"), reverse=True):
+            problem = _problem(folder)
+            if problem is None:
+                manifest = json.loads((folder / MANIFEST).read_text())
+                return Checkpoint(folder, manifest["step"], manifest["info"])
+            self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
+        return None
+
+    def prune(self, kind: str, keep: int) -> None:
+        """Remove all but the newest `keep` of a kind, and what interrupted writes left behind."""
+        for folder in sorted(self.folder.glob(f"{kind}-*"))[:-keep]:
+            shutil.rmtree(folder)
+        for leftover in self.folder.glob(f".{kind}-*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _what_is_safe(self) -> str:
+        newest = self.newest("step")
+        return "There is no earlier checkpoint." if newest is None else f"The last good checkpoint is {newest.folder}."
+
+
+def _sync_and_digest(path: Path) -> str:
+    """SHA-256 of a file that is now on disk."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    return digest
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _problem(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is whole."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        for name, digest in files.items():
+            with (folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    return f"{name} does not match its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is not readable"
+    return None
+
+
+def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state by the names of the parameters, as tensors."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}|{key}": torch.as_tensor(value)
+        for parameter, state in optimiser.state.items()
+        for key, value in state.items()
+    }
+
+
+def load_optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimiser_tensors` gave."""
+    parameters = dict(model.named_parameters())
+    optimiser.state.clear()
+    for name, tensor in tensors.items():
+        parameter_name, key = name.rsplit("|", 1)
+        parameter = parameters[parameter_name]
+        # AdamW counts steps in a tensor that stays on the CPU.
+        optimiser.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)

@@ -1,0 +1,96 @@
+"""What a user can choose about training. Field docstrings are the help of the command line."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Config(BaseModel):
+    """Frozen, validated, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class OptimiserConfig(Config):
+    """AdamW."""
+
+    learning_rate: float = Field(1e-3, gt=0)
+    """Base learning rate; what the schedule makes of it is in `schedule`."""
+
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+
+    beta2: float = Field(0.98, ge=0, lt=1)
+    """Decay of the second moment."""
+
+    eps: float = Field(1e-9, gt=0)
+    """Added to the root of the second moment."""
+
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay, on everything."""
+
+
+class ScheduleConfig(Config):
+    """How the learning rate goes with the step t = 1, 2, ..."""
+
+    kind: Literal["constant", "rsqrt", "cosine"] = "constant"
+    """rsqrt: base * min(1, t / warmup) / sqrt(max(t, warmup)), Long Range Arena's; its peak is base / sqrt(warmup).
+    cosine: linear warm-up to base, then cosine decay to 0 at the last step. constant: linear warm-up, then base."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of warm-up."""
+
+
+class TrainingConfig(Config):
+    """The loop."""
+
+    batch_size: int = Field(32, ge=1)
+    """Examples a step, over all processes and accumulated parts."""
+
+    accumulation: int = Field(1, ge=1)
+    """Work through a batch in so many parts, to save memory; the result is the same."""
+
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after so many steps."""
+
+    max_epochs: int | None = Field(None, ge=1)
+    """Stop after so many passes through the training set."""
+
+    target_accuracy: float | None = Field(None, gt=0, le=1)
+    """Stop as soon as the validation accuracy reaches this."""
+
+    clip_norm: float | None = Field(None, gt=0)
+    """Clip the norm of the gradient to this."""
+
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """Precision of matrix products outside of the kernels' features, which are always in float32."""
+
+    resample_every: int | None = Field(100, ge=1)
+    """Draw new frequencies every so many steps (the paper: 100); never if None."""
+
+    evaluate_every: int = Field(500, ge=1)
+    """Evaluate on the validation set every so many steps, and at the end."""
+
+    checkpoint_every: int = Field(500, ge=1)
+    """Write a checkpoint every so many steps, and at the end."""
+
+    keep_checkpoints: int = Field(2, ge=1)
+    """Keep so many of the newest checkpoints, and the best one."""
+
+    evaluation_batch_size: int = Field(64, ge=1)
+    """Examples a batch in evaluation, over all processes."""
+
+    evaluation_draws: int = Field(10, ge=1)
+    """Draws of the frequencies in the final evaluation, for mean, deviation and vote."""
+
+    log_every: int = Field(10, ge=1)
+    """Write loss and accuracy of training every so many steps."""
+
+    pad_to_longest: bool = False
+    """Pad every batch to the longest sequence of the training set, for comparison; wasteful."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> "TrainingConfig":
+        if self.max_steps is None and self.max_epochs is None:
+            raise ValueError("give max_steps or max_epochs, or training never ends")
+        return self

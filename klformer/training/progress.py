@@ -1,0 +1,133 @@
+"""What is shown while a run goes on: a live line on a terminal, plain lines elsewhere, nothing if quiet."""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Reporter(ABC):
+    """Told what happens, shows it."""
+
+    @abstractmethod
+    def say(self, message: str) -> None:
+        """Something that a person should read."""
+
+    @abstractmethod
+    def start(self, step: int, total_steps: int) -> None:
+        """Training begins, or goes on, after `step` steps of `total_steps`."""
+
+    @abstractmethod
+    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+        """Averages of the steps since the last call."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Training is over."""
+
+
+class SilentReporter(Reporter):
+    """Shows nothing."""
+
+    def say(self, message: str) -> None:
+        pass
+
+    def start(self, step: int, total_steps: int) -> None:
+        pass
+
+    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class PlainReporter(Reporter):
+    """Lines for a log file, at most one every few seconds for the steps."""
+
+    def __init__(self, seconds_between: float = 15.0) -> None:
+        self._seconds_between = seconds_between
+        self._total_steps = 0
+        self._first_step = 0
+        self._started = self._last = time.monotonic()
+
+    def say(self, message: str) -> None:
+        print(message, flush=True)
+
+    def start(self, step: int, total_steps: int) -> None:
+        self._first_step, self._total_steps = step, total_steps
+        self._started = time.monotonic()
+
+    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+        now = time.monotonic()
+        if now - self._last < self._seconds_between and step < self._total_steps:
+            return
+        self._last = now
+        left = (now - self._started) / max(1, step - self._first_step) * (self._total_steps - step)
+        print(
+            f"step {step}/{self._total_steps}  loss {loss:.4f}  accuracy {100 * accuracy:.1f}%  "
+            f"{tokens_per_second:,.0f} tokens/s  {left / 60:.1f} min left",
+            flush=True,
+        )
+
+    def finish(self) -> None:
+        pass
+
+
+class LiveReporter(Reporter):
+    """A progress bar with the latest figures."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]train"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  {task.fields[speed]} tokens/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(),
+        )
+        self._task: TaskID | None = None
+
+    def say(self, message: str) -> None:
+        self._progress.console.print(message, highlight=False, markup=False)
+
+    def start(self, step: int, total_steps: int) -> None:
+        self._task = self._progress.add_task(
+            "train", total=total_steps, completed=step, loss="-", accuracy="-", speed="-"
+        )
+        self._progress.start()
+
+    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+        if self._task is not None:
+            self._progress.update(
+                self._task,
+                completed=step,
+                loss=f"{loss:.4f}",
+                accuracy=f"{100 * accuracy:.1f}%",
+                speed=f"{tokens_per_second:,.0f}",
+            )
+
+    def finish(self) -> None:
+        self._progress.stop()
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+def make_reporter(*, quiet: bool) -> Reporter:
+    """The reporter that fits where the output goes."""
+    if quiet:
+        return SilentReporter()
+    return LiveReporter() if sys.stdout.isatty() else PlainReporter()

@@ -1,0 +1,124 @@
+"""The benchmarks run, compare like with like, and write what they print."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from klformer.bench import fastfood
+from klformer.bench.measure import extra_peak_memory, log_log_slope, median_times
+from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
+from klformer.kernels import FastFoodSpectrum
+from klformer.ops import bidirectional
+from klformer.ops.feature_maps import make_feature_map
+from klformer.ops.spectral_product import default_chunk
+from klformer.ops.tiling import Problem
+
+SMALL = Sizes(batch=1, heads=2, length=40, head_dim=4, value_dim=3, frequencies=6)
+
+
+def run_bench(*arguments):
+    command = [sys.executable, "-m", "klformer.bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("feature_map", ["rks", "prf"])
+def test_fused_and_materialised_compute_the_same(feature_map):
+    operands = Operands.random(SMALL)
+    fused, plain = ATTENTIONS[feature_map](operands), ATTENTIONS[f"{feature_map} materialised"](operands)
+    torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-4)
+    for a, b in zip(
+        torch.autograd.grad(fused, operands.inputs(), operands.d_out),
+        torch.autograd.grad(plain, operands.inputs(), operands.d_out),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_subject_runs(name):
+    forward_and_backward(name, Operands.random(SMALL))()
+
+
+class MatrixProducts(TorchDispatchMode):
+    """Counts the batched matrix products that run, by the shapes of their factors."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("bmm", "baddbmm", "baddbmm_"):
+            self.counts[tuple(tuple(factor.shape) for factor in args[-2:])] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("feature_map", ["rks", "prf"])
+def test_the_floor_is_the_products_of_the_fused_op(feature_map):
+    operands = Operands.random(SMALL)
+    q, k, v, omega = (x.detach() for x in operands.inputs())
+    problem = Problem(q, k, v, omega, None, None, make_feature_map(feature_map), 0.0)
+    chunk = default_chunk(SMALL.heads, SMALL.length, problem.num_features, q.device, causal=False)
+    with MatrixProducts() as ours:
+        saved = bidirectional.forward(problem, chunk)
+        bidirectional.backward(problem, operands.d_out, saved, chunk, need_omega=True)
+    with MatrixProducts() as floor:
+        matrix_products(feature_map, operands)()
+    assert floor.counts.total() > 0
+    assert ours.counts == floor.counts
+
+
+def test_ops_prints_ratios_and_writes_them(tmp_path):
+    target = tmp_path / "ops.json"
+    out = run_bench(
+        *["ops", "--lengths", "64", "128", "256", "--frequencies", "8", "16", "--heads", "2", "--head-dim", "8"],
+        *["--repeats", "1", "--no-memory", "--json", str(target)],
+    )
+    assert "rks causal" in out
+    assert "time grows as L^" in out
+    report = json.loads(target.read_text())
+    assert len(report["results"]) == 6 * 9
+    assert all(row["seconds"] > 0 for row in report["results"])
+
+
+def test_memory_of_one_subject_is_measured_in_its_own_process():
+    arguments = ["--sizes.batch", "1", "--sizes.heads", "4", "--sizes.head-dim", "16", "--sizes.value-dim", "16"]
+    out = {
+        name: int(
+            run_bench("memory", "--name", name, *arguments, "--sizes.length", "16384", "--sizes.frequencies", "256")
+        )
+        for name in ("rks", "rks materialised")
+    }
+    features = 2 * 4 * 16384 * 512 * 4
+    assert out["rks materialised"] > features
+    assert out["rks"] < features / 2
+
+
+def test_peak_memory_is_seen():
+    size = 64 * 2**20
+    assert 0.9 * size < extra_peak_memory(lambda: torch.ones(size // 4).sum()) < 1.5 * size
+
+
+def test_medians_and_slopes():
+    runs = []
+    times = median_times({"a": lambda: runs.append("a"), "b": lambda: runs.append("b")}, repeats=2)
+    assert runs == ["a", "b"] * 3
+    assert set(times) == {"a", "b"}
+    assert log_log_slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+
+
+def test_transforming_tokens_equals_the_matrix_product():
+    spectrum = FastFoodSpectrum(num_heads=1, head_dim=16, num_frequencies=16).double()
+    x = torch.randn(5, 16, dtype=torch.float64)
+    torch.testing.assert_close(fastfood.transform_tokens(spectrum, x), x @ spectrum.frequencies()[0].T)
+
+
+def test_small_benchmarks_print_their_tables():
+    assert "transform" in run_bench("fastfood", "--head-dims", "8", "16", "--length", "64", "--repeats", "1")
+    assert "gmm-rks" in run_bench("denominators", "--lengths", "32", "--heads", "2", "--head-dim", "8")
+    assert "peak memory" in run_bench("layer", "--length", "2000", "--heads", "2", "--head-dim", "8")

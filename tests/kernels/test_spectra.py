@@ -1,0 +1,206 @@
+"""Distributions of frequencies: their shapes, their initial values, and that every estimator is unbiased."""
+
+import pytest
+import torch
+
+from klformer.kernels import (
+    SPECTRA,
+    FastFoodSpectrum,
+    GaussianMixtureSpectrum,
+    GaussianSpectrum,
+    GenerativeSpectrum,
+    Kernel,
+    exact,
+)
+
+HEADS, DIM, FREQUENCIES = 3, 5, 14
+
+
+@pytest.fixture
+def points():
+    """Queries and keys (4, D) and (6, D), so small that means of log-normal PRF estimates are near Gaussian."""
+    return 0.25 * torch.randn(4, DIM, dtype=torch.float64), 0.25 * torch.randn(6, DIM, dtype=torch.float64)
+
+
+def assert_unbiased(spectrum, feature_map, points, expected, *, norm_coefficient=1.0, draws=1500):
+    """The mean estimate over independent draws is the closed form (H or 1, L, S), within 4 standard errors."""
+    kernel = Kernel(feature_map, spectrum, norm_coefficient=norm_coefficient)
+    kernel.input_scale = 1.0
+    generator = torch.Generator().manual_seed(3)
+    estimates = []
+    with torch.no_grad():
+        for _ in range(draws):
+            spectrum.resample(generator)
+            q, k = (kernel.features(x.expand(1, HEADS, *x.shape)) for x in points)
+            estimates.append((q @ k.transpose(-1, -2))[0])
+    stacked = torch.stack(estimates)
+    error = stacked.std(0) / draws**0.5
+    assert ((stacked.mean(0) - expected).abs() < 4 * error + 1e-12).all()
+    # The test must be able to fail: a kernel that is off by a tenth is seen.
+    assert (error / expected.abs()).median() < 0.025
+
+
+@pytest.mark.parametrize("coupling", ["iid", "orthogonal"])
+def test_gaussian_estimates_the_gaussian_and_softmax_kernels(coupling, points):
+    sizes = {"num_heads": HEADS, "head_dim": DIM, "num_frequencies": FREQUENCIES, "coupling": coupling}
+    spectrum = GaussianSpectrum(**sizes).double()
+    assert_unbiased(spectrum, "rks", points, exact.gaussian_kernel(*points))
+    assert_unbiased(spectrum, "prf", points, exact.gaussian_kernel(*points), norm_coefficient=1.0)
+    assert_unbiased(spectrum, "prf", points, exact.softmax_kernel(*points), norm_coefficient=0.5)
+    wide = GaussianSpectrum(**sizes, lengthscale=2.0).double()
+    assert_unbiased(wide, "rks", points, exact.gaussian_kernel(*points, lengthscale=2.0))
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize(("tied", "components"), [(True, 2), (False, 1), (False, 2), (False, 7)])
+def test_mixture_estimates_its_closed_form(covariance, tied, components, points):
+    spectrum = GaussianMixtureSpectrum(
+        num_heads=HEADS,
+        head_dim=DIM,
+        num_frequencies=FREQUENCIES,
+        num_components=components,
+        covariance=covariance,
+        tied=tied,
+    ).double()
+    with torch.no_grad():
+        spectrum.mean.normal_()
+        spectrum.scale.normal_(std=0.4)
+    mean, matrices = spectrum.mean.detach(), spectrum.covariance().detach()
+    if tied:
+        mean, matrices = torch.cat([mean, -mean], 1), matrices.expand(-1, 2, -1, -1)
+    heads = range(HEADS)
+    rks = torch.stack([exact.gmm_rks_kernel(*points, mean[h], matrices[h]) for h in heads])
+    prf = torch.stack([exact.gmm_prf_kernel(*points, mean[h], matrices[h]) for h in heads])
+    assert_unbiased(spectrum, "rks", points, rks)
+    assert_unbiased(spectrum, "prf", points, prf)
+
+
+@pytest.mark.parametrize("frequencies", [4, 8, 21])
+def test_structured_fastfood_estimates_the_gaussian_kernel(frequencies, points):
+    spectrum = FastFoodSpectrum(
+        num_heads=HEADS, head_dim=DIM, num_frequencies=frequencies, learn="none", lengthscale=1.0
+    ).double()
+    assert_unbiased(spectrum, "rks", points, exact.gaussian_kernel(*points))
+    assert_unbiased(spectrum, "prf", points, exact.gaussian_kernel(*points))
+
+
+def test_generated_kernel_is_that_of_the_generators_distribution(points):
+    """No closed form exists; two independent halves of the draws must agree, and each draw is of the same network."""
+    spectrum = GenerativeSpectrum(num_heads=HEADS, head_dim=DIM, num_frequencies=FREQUENCIES).double().eval()
+    noise = torch.randn(200_000, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        omega = spectrum.generator(noise)
+    difference = points[0][:, None] - points[1][None]
+    assert_unbiased(spectrum, "rks", points, (difference @ omega.T).cos().mean(-1))
+
+
+@pytest.mark.parametrize("learn", ["none", "s", "sgb"])
+@pytest.mark.parametrize(("dim", "frequencies"), [(8, 8), (8, 24), (5, 13), (1, 3)])
+def test_fastfood_is_its_dense_product(learn, dim, frequencies):
+    spectrum = FastFoodSpectrum(
+        num_heads=2, head_dim=dim, num_frequencies=frequencies, learn=learn, lengthscale=1.5
+    ).double()
+    size = spectrum.block_dim
+    hadamard = torch.ones(1, 1, dtype=torch.float64)
+    while hadamard.shape[0] < size:
+        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)], 0)
+    for head in range(2):
+        blocks = []
+        for block in range(spectrum.num_blocks):
+            scaling, gaussian, signs = (
+                torch.diag(t[head, block]) for t in (spectrum.scaling, spectrum.gaussian, spectrum.signs)
+            )
+            permutation = torch.eye(size, dtype=torch.float64)[spectrum.permutation[head, block]]
+            blocks.append(scaling @ hadamard @ gaussian @ permutation @ hadamard @ signs / (1.5 * size**0.5))
+        dense = torch.cat(blocks)[:frequencies, :dim]
+        torch.testing.assert_close(spectrum.frequencies()[head], dense, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("learn", ["none", "s", "sgb"])
+def test_fastfood_learns_what_it_says(learn):
+    spectrum = FastFoodSpectrum(num_heads=2, head_dim=8, num_frequencies=8, learn=learn)
+    learned = {"none": set(), "s": {"scaling"}, "sgb": {"scaling", "gaussian", "signs"}}[learn]
+    assert {name for name, _ in spectrum.named_parameters()} == learned
+    before = {name: tensor.clone() for name, tensor in spectrum.state_dict().items()}
+    spectrum.resample(torch.Generator().manual_seed(1))
+    changed = {name for name, tensor in spectrum.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == set(before) - learned
+
+
+@pytest.mark.parametrize("spectrum_name", SPECTRA)
+def test_frequencies_and_factors_agree(spectrum_name):
+    spectrum = SPECTRA[spectrum_name](num_heads=HEADS, head_dim=DIM, num_frequencies=FREQUENCIES)
+    omega = spectrum.frequencies()
+    assert omega.shape[0] in (1, HEADS)
+    assert omega.shape[1:] == (FREQUENCIES, DIM)
+    factor, mean = spectrum.factors()
+    if mean is not None:
+        factor = torch.cat([factor + mean.unsqueeze(-2), factor - mean.unsqueeze(-2)], dim=-2)
+    torch.testing.assert_close(factor, omega)
+
+
+def test_orthogonal_frequencies_are_orthogonal_in_blocks():
+    spectrum = GaussianSpectrum(num_heads=1, head_dim=8, num_frequencies=20, coupling="orthogonal").double()
+    gram = spectrum.omega[0] @ spectrum.omega[0].T
+    for start in (0, 8, 16):
+        block = gram[start : start + 8, start : start + 8]
+        assert (block - torch.diag(block.diagonal())).abs().max() < 1e-5
+
+
+def test_initial_frequencies_are_those_of_the_notes():
+    sizes = {"num_heads": 4, "head_dim": 64, "num_frequencies": 4096}
+    released = GaussianMixtureSpectrum(**sizes).frequencies().norm(dim=-1).mean().item()
+    assert released == pytest.approx(1.37, rel=0.03)
+    assert FastFoodSpectrum(**sizes, init="released").frequencies().norm(dim=-1).mean().item() == pytest.approx(
+        0.0125, rel=0.1
+    )
+    structured = FastFoodSpectrum(**sizes, lengthscale=1.0).frequencies().norm(dim=-1).mean().item()
+    assert structured == pytest.approx(7.97, rel=0.02)
+    diagonal = GaussianMixtureSpectrum(**sizes, covariance="diagonal").covariance().diagonal(dim1=-2, dim2=-1)
+    assert diagonal.mean().item() == pytest.approx(1.0, abs=0.1)
+    identity = GaussianMixtureSpectrum(**sizes, init="identity").covariance()
+    assert torch.equal(identity, torch.eye(64).expand_as(identity))
+
+
+def test_the_batch_norm_of_the_generator_moves_once_a_forward():
+    spectrum = GenerativeSpectrum(num_heads=2, head_dim=4, num_frequencies=8)
+    kernel = Kernel("rks", spectrum, smoothing=1.0)
+    x = torch.randn(1, 2, 3, 4)
+    kernel.attend(x, x, x)
+    norms = [m for m in spectrum.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+    assert len(norms) == 4
+    assert all(norm.num_batches_tracked == 1 for norm in norms)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: GaussianMixtureSpectrum(num_heads=1, head_dim=4, num_frequencies=9),
+            "multiple of num_components=2, got 9",
+        ),
+        (lambda: GaussianMixtureSpectrum(num_heads=1, head_dim=4, num_components=3), "tied needs num_components=2"),
+        (lambda: GaussianMixtureSpectrum(num_heads=1, head_dim=4, covariance="diag"), "covariance must be one of"),
+        (lambda: GaussianMixtureSpectrum(num_heads=1, head_dim=4, init="zero"), "init must be one of"),
+        (
+            lambda: FastFoodSpectrum(num_heads=1, head_dim=4, learn="all"),
+            "learn must be one of 'none', 's', 'sgb', got 'all'",
+        ),
+        (lambda: FastFoodSpectrum(num_heads=1, head_dim=4, lengthscale=0.0), "lengthscale must be positive, got 0.0"),
+        (lambda: GaussianSpectrum(num_heads=1, head_dim=4, coupling="none"), "coupling must be one of"),
+        (
+            lambda: GenerativeSpectrum(num_heads=1, head_dim=4, num_frequencies=1),
+            "num_frequencies must be at least 2, got 1",
+        ),
+        (
+            lambda: GenerativeSpectrum(num_heads=1, head_dim=4, hidden_dims=(4, 0)),
+            "hidden_dims must be at least 1, got 0",
+        ),
+        (lambda: GaussianSpectrum(num_heads=1, head_dim=0), "head_dim must be at least 1, got 0"),
+        (lambda: Kernel("rks", None), "does not go with"),
+        (lambda: Kernel("prf", GaussianSpectrum(num_heads=1, head_dim=4), norm_coefficient=-1.0), "norm_coefficient"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,186 @@
+"""Encoder, decoder, embeddings and heads."""
+
+import pytest
+import torch
+
+import klformer
+from klformer.models import (
+    ClassifierHead,
+    PairClassifier,
+    PairClassifierHead,
+    SequenceClassifier,
+    SequenceEmbedding,
+    TransformerDecoder,
+    TransformerEncoder,
+)
+from klformer.models.embeddings import sinusoidal_positions
+
+NAMES = klformer.attention_names()
+BATCH, LENGTH, MEMORY, DIM = 2, 13, 7, 22
+every_attention = pytest.mark.parametrize("name", NAMES)
+
+
+def encoder(name="gmm-rks", **arguments):
+    return TransformerEncoder(
+        **{"model_dim": DIM, "num_layers": 2, "num_heads": 3, "ffn_dim": 31, "head_dim": 5, "attention": name}
+        | arguments
+    )
+
+
+def decoder(name="gmm-rks", **arguments):
+    return TransformerDecoder(
+        **{"model_dim": DIM, "num_layers": 2, "num_heads": 3, "ffn_dim": 31, "head_dim": 5, "attention": name}
+        | arguments
+    )
+
+
+@every_attention
+def test_padding_changes_nothing(name):
+    model = encoder(name).double().eval()
+    x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
+    padded = torch.cat([x, torch.full((BATCH, 5, DIM), 1e3, dtype=torch.float64)], dim=1)
+    key_mask = torch.arange(LENGTH + 5).expand(BATCH, -1) < LENGTH
+    torch.testing.assert_close(model(padded, key_mask=key_mask)[:, :LENGTH], model(x), atol=1e-10, rtol=1e-10)
+
+
+@every_attention
+@pytest.mark.parametrize("cross", [False, True])
+def test_steps_equal_the_whole_sequence(name, cross):
+    model = decoder(name, cross_attention=cross, value_dim=3).double().eval()
+    x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
+    memory = torch.randn(BATCH, MEMORY, DIM, dtype=torch.float64) if cross else None
+    memory_mask = (torch.arange(MEMORY) < 4).expand(BATCH, -1) if cross else None
+    expected = model(x, memory, memory_mask=memory_mask)
+    state = model.initial_state(BATCH, memory, memory_mask=memory_mask)
+    for t in range(LENGTH):
+        out, state = model.step(x[:, t : t + 1], state)
+        torch.testing.assert_close(out, expected[:, t : t + 1], atol=1e-9, rtol=1e-9)
+
+
+@every_attention
+def test_checkpointed_layers_give_the_same_gradients(name):
+    plain = encoder(name, dropout=0.0).double()
+    saving = encoder(name, dropout=0.0, checkpoint_layers=True).double()
+    saving.load_state_dict(plain.state_dict())
+    x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
+    for model in (plain, saving):
+        model(x).square().sum().backward()
+    for a, b in zip(plain.parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-10, rtol=1e-10)
+
+
+def test_checkpointed_layers_keep_less_for_backward():
+    def kept(checkpoint_layers):
+        sizes = []
+        model = encoder(num_layers=4, checkpoint_layers=checkpoint_layers)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            model(torch.randn(BATCH, 64, DIM, requires_grad=True))
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 3
+
+
+def test_head_and_value_sizes_are_free():
+    layer = klformer.MultiheadAttention(model_dim=10, num_heads=3, head_dim=7, value_dim=2, attention="fastfood-prf")
+    assert layer(torch.randn(2, 5, 10), torch.randn(2, 9, 10)).shape == (2, 5, 10)
+    with pytest.raises(ValueError, match="model_dim=10 is not a multiple of num_heads=3; give head_dim"):
+        klformer.MultiheadAttention(model_dim=10, num_heads=3)
+
+
+def test_an_attention_without_a_causal_form_is_refused_when_built(monkeypatch):
+    monkeypatch.setattr(klformer.attention.softmax.SoftmaxAttention, "supports_causal", False)
+    monkeypatch.setattr(klformer.attention.softmax.SoftmaxAttention, "supports_cross", False)
+    with pytest.raises(ValueError, match="'softmax' has no causal form"):
+        decoder("softmax")
+    with pytest.raises(ValueError, match="SoftmaxAttention can't attend to another sequence: 3 queries, 5 keys"):
+        klformer.build_attention("softmax", num_heads=1, head_dim=2)(*(torch.zeros(1, 1, n, 2) for n in (3, 5, 5)))
+    monkeypatch.setattr(klformer.attention.softmax.SoftmaxAttention, "supports_causal", True)
+    with pytest.raises(ValueError, match="'softmax' can't attend to another sequence"):
+        decoder("softmax", cross_attention=True)
+
+
+def test_decoder_wants_its_memory():
+    with pytest.raises(ValueError, match="memory must be given"):
+        decoder(cross_attention=True)(torch.randn(1, 3, DIM))
+    with pytest.raises(ValueError, match="memory must be None"):
+        decoder()(torch.randn(1, 3, DIM), torch.randn(1, 3, DIM))
+
+
+@every_attention
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_classifier_ignores_padding_and_learns(name, positions):
+    embedding = SequenceEmbedding(model_dim=DIM, max_len=40, vocab_size=11, positions=positions)
+    model = SequenceClassifier(
+        embedding, encoder(name, dropout=0.0), ClassifierHead(model_dim=DIM, hidden_dim=9, num_classes=4)
+    )
+    tokens = torch.randint(1, 11, (BATCH, LENGTH))
+    key_mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    key_mask[1, 8:] = False
+    scores = model(tokens, key_mask)
+    assert scores.shape == (BATCH, 4)
+    model.eval()
+    alone = model(tokens[1:, :8])
+    torch.testing.assert_close(model(tokens, key_mask)[1:], alone, atol=1e-4, rtol=1e-4)
+    scores.square().sum().backward()
+    assert model.embedding.cls_token.grad.abs().max() > 0
+
+
+@every_attention
+def test_pair_classifier_runs_its_encoder_twice(name):
+    embedding = SequenceEmbedding(model_dim=DIM, max_len=40, input_dim=3)
+    head = PairClassifierHead(model_dim=DIM, hidden_dim=8, num_classes=2)
+    model = PairClassifier(embedding, encoder(name), head)
+    first, second = torch.randn(BATCH, 5, 3), torch.randn(BATCH, 9, 3)
+    scores = model(first, second, second_mask=torch.arange(9).expand(BATCH, -1) < 6)
+    assert scores.shape == (BATCH, 2)
+    scores.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_embedding_with_an_offset_continues_the_sequence():
+    embedding = SequenceEmbedding(model_dim=DIM, max_len=9, vocab_size=5, cls=True).eval()
+    tokens = torch.randint(0, 5, (BATCH, 9))
+    whole, _ = embedding(tokens)
+    first, _ = embedding(tokens[:, :4])
+    rest, _ = embedding(tokens[:, 4:], offset=4)
+    torch.testing.assert_close(torch.cat([first, rest], dim=1), whole)
+    with pytest.raises(ValueError, match="sequence of 10 tokens is longer than max_len=9"):
+        embedding(torch.zeros(1, 10, dtype=torch.long))
+
+
+def test_sinusoidal_positions():
+    table = sinusoidal_positions(5, 7)
+    assert table.shape == (5, 7)
+    assert table[3, 0].item() == pytest.approx(0.14112, abs=1e-5)  # sin 3
+    assert table[3, 3].item() == pytest.approx(torch.tensor(3 * 10_000 ** (-2 / 7)).cos().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SequenceEmbedding(model_dim=4, max_len=4), "give either vocab_size or input_dim"),
+        (lambda: SequenceEmbedding(model_dim=4, max_len=4, vocab_size=3, positions="none"), "positions must be one of"),
+        (lambda: encoder(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
+        (lambda: encoder(activation="tanh"), "activation must be one of 'gelu', 'relu', got 'tanh'"),
+        (lambda: encoder(num_layers=0), "num_layers must be at least 1, got 0"),
+        (lambda: encoder(ffn_dim=0), "ffn_dim must be at least 1, got 0"),
+        (lambda: ClassifierHead(model_dim=4, hidden_dim=4, num_classes=1), "num_classes must be at least 2, got 1"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.slow
+def test_a_compiled_encoder_trains_like_a_plain_one():
+    torch._dynamo.reset()
+    model = encoder("gmm-prf", dropout=0.0)
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.randn(BATCH, LENGTH, DIM)
+    model(x).square().sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    compiled(x).square().sum().backward()
+    for gradient, p in zip(gradients, model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, gradient, atol=1e-3, rtol=1e-3)

@@ -1,0 +1,137 @@
+"""The configuration, the protocols and the limits, on a task made of nothing but numbers."""
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from klformer.tasks import TASKS, DataConfig, DataError, Examples, Sequences, Split, Task, build_task, task_names
+
+
+class Numbers(Task):
+    """Sequences that are their own number: train from 0, test from 1000."""
+
+    name = "numbers"
+    summary = "numbers"
+    num_classes = 7
+    vocab_size = 2000
+    default_max_len = 1
+
+    def location(self):
+        return "nowhere"
+
+    def _read(self, part):
+        start, size = {"train": (0, 200), "test": (1000, 50)}[part]
+        numbers = np.arange(start, start + size)
+        return Examples(Sequences.from_matrix(numbers[:, None]), numbers % 7)
+
+
+def numbers(split, **config):
+    return Numbers(DataConfig(**config)).load(split).first.values.ravel().tolist()
+
+
+def test_registry():
+    assert task_names() == ["listops", "text", "retrieval", "image", "sparsity"]
+    with pytest.raises(ValueError, match="unknown task 'listop'; did you mean 'listops'"):
+        build_task("listop", DataConfig())
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_task_says_what_it_is(name, tmp_path):
+    task = build_task(name, DataConfig(root=tmp_path), quiet=True)
+    assert task.name == name
+    assert isinstance(task, TASKS[name])
+    assert task.summary
+    assert (task.vocab_size is None) != (task.input_dim is None)
+    assert task.max_len == task.default_max_len
+    assert str(tmp_path) in task.location()
+    assert "validation" in task.describe_protocol()
+    assert build_task(name, DataConfig(root=tmp_path, max_len=37)).max_len == 37
+    assert not list(tmp_path.iterdir()), "asking about a task must not make files"
+
+
+def test_root(monkeypatch, tmp_path):
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "chosen"))
+    assert DataConfig(root=tmp_path).folder() == tmp_path
+    assert DataConfig().folder() == tmp_path / "chosen"
+    monkeypatch.delenv("KLFORMER_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert DataConfig().folder() == tmp_path / "cache" / "klformer"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert DataConfig().folder() == tmp_path / ".cache" / "klformer"
+    assert DataConfig(root=Path("~/data")).folder() == tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"holdout_fraction": 0.0},
+        {"holdout_fraction": 1.0},
+        {"protocol": "other"},
+        {"sparsity": 1.0},
+        {"max_len": 0},
+        {"train_limit": 0},
+        {"seed": -1},
+        {"unknown": 1},
+    ],
+)
+def test_bad_configurations_are_refused(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        DataConfig(**wrong)
+
+
+def test_configuration_round_trip(tmp_path):
+    config = DataConfig(root=tmp_path, train_limit=5)
+    assert DataConfig.model_validate_json(config.model_dump_json()) == config
+    assert all(field.description for field in DataConfig.model_fields.values())
+
+
+def test_holdout_leaves_test_alone():
+    train, validation, test = (numbers(split) for split in get_args(Split))
+    assert sorted(train + validation) == list(range(200))
+    assert len(validation) == 20
+    assert test == list(range(1000, 1050))
+    assert numbers("validation") == validation
+    assert numbers("validation", seed=1) != validation
+    assert len(numbers("validation", holdout_fraction=0.25)) == 50
+
+
+def test_lra_validates_on_test():
+    assert numbers("train", protocol="lra") == list(range(200))
+    assert numbers("validation", protocol="lra") == numbers("test", protocol="lra") == list(range(1000, 1050))
+    assert Numbers(DataConfig(protocol="lra")).describe_protocol() == "validation on the test set (protocol lra)"
+    assert "10% of the training set" in Numbers(DataConfig()).describe_protocol()
+
+
+def test_limits_are_nested_random_subsets():
+    few, more = numbers("train", train_limit=10), numbers("train", train_limit=20)
+    assert len(few) == 10
+    assert set(few) < set(more) < set(numbers("train"))
+    assert few != numbers("train", train_limit=10, seed=1)
+    assert len(numbers("validation", validation_limit=3)) == 3
+    assert len(numbers("test", test_limit=4)) == 4
+    assert len(numbers("test", train_limit=4)) == 50
+
+
+def test_limits_beyond_the_data_are_refused():
+    with pytest.raises(DataError, match="train_limit is 181, but there are 180 examples in nowhere"):
+        numbers("train", train_limit=181)
+
+
+def test_too_few_to_hold_out():
+    class Single(Numbers):
+        def _read(self, part):
+            return super()._read(part).take(np.array([0]))
+
+    with pytest.raises(DataError, match="1 training examples are too few to hold out 1"):
+        Single(DataConfig()).load("train")
+
+
+def test_wrong_requests():
+    with pytest.raises(ValueError, match="split must be one of 'train', 'validation', 'test', got 'val'"):
+        Numbers(DataConfig()).load("val")
+    with pytest.raises(ValueError, match="num_examples is for generated tasks, numbers is read from files"):
+        Numbers(DataConfig(num_examples=5))

@@ -1,0 +1,108 @@
+"""Files are written as a whole or not at all, and changes to generated ones are noticed."""
+
+import errno
+import os
+import time
+
+import pytest
+
+from klformer.tasks import DataError
+from klformer.tasks.files import GeneratedFolder, atomic_write, parse_label, reading
+
+
+def test_a_failed_write_leaves_nothing_and_keeps_the_old_file(tmp_path):
+    path = tmp_path / "deep" / "file"
+    with atomic_write(path) as file:
+        file.write(b"old")
+    interrupted = atomic_write(path)
+    interrupted.__enter__().write(b"half of the new")
+    assert not interrupted.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_is_a_data_error(tmp_path):
+    with (
+        pytest.raises(DataError, match=r"file: can't be written: No space left on device"),
+        atomic_write(tmp_path / "file"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_can_not_be_made(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(DataError, match="can't be written"), atomic_write(tmp_path / "taken" / "file"):
+        pass
+
+
+def test_reading_errors_name_the_file(tmp_path):
+    path = tmp_path / "nothing"
+    with pytest.raises(DataError, match="nothing: the file is missing"), reading(path):
+        path.read_bytes()
+    with pytest.raises(DataError, match="can't be read: Is a directory"), reading(tmp_path):
+        tmp_path.read_bytes()
+
+
+@pytest.mark.parametrize("text", ["1", "1.0", " 1 "])
+def test_labels(text, tmp_path):
+    assert parse_label(text, 2, file=tmp_path) == 1
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "0.5", "", "nan", "inf", "label"])
+def test_labels_out_of_range(text, tmp_path):
+    with pytest.raises(DataError, match=r"rows, line 7: the label must be a whole number from 0 to 1, got "):
+        parse_label(text, 2, file=tmp_path / "rows", line=7)
+
+
+@pytest.fixture
+def generated(tmp_path):
+    folder = GeneratedFolder(tmp_path / "generated", {"seed": 3})
+    with atomic_write(folder.path / "data") as file:
+        file.write(b"0123456789")
+    folder.complete({"data": 10})
+    return folder
+
+
+def test_whole_files_are_verified(generated):
+    assert generated.is_complete
+    assert generated.verified("data") == (generated.path / "data", 10)
+
+
+def test_changes_are_noticed(generated):
+    data = generated.path / "data"
+    data.write_bytes(b"012345678")
+    with pytest.raises(DataError, match="has 9 bytes where the manifest says 10; delete the folder"):
+        generated.verified("data")
+    data.write_bytes(b"0123456780")
+    with pytest.raises(DataError, match="was changed after it was generated"):
+        generated.verified("data")
+    data.unlink()
+    with pytest.raises(DataError, match="data: the file is missing"):
+        generated.verified("data")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"settings": {"seed": 3}, "files": {}}', b"\xff"])
+def test_a_broken_manifest_is_noticed(generated, content):
+    (generated.path / "manifest.json").write_bytes(content)
+    with pytest.raises(DataError, match="is not a manifest of data; delete the folder"):
+        generated.verified("data")
+
+
+def test_other_settings_are_noticed(generated):
+    with pytest.raises(DataError, match=r"was made with \{'seed': 3\}, not with \{'seed': 4\}"):
+        GeneratedFolder(generated.path, {"seed": 4}).verified("data")
+
+
+def test_an_interruption_is_told_and_cleared(generated, capsys):
+    generated.clear_interrupted(quiet=False)
+    assert capsys.readouterr().err == ""
+    (generated.path / "manifest.json").unlink()
+    abandoned, recent = generated.path / ".data.1.tmp", generated.path / ".data.2.tmp"
+    abandoned.touch()
+    recent.touch()
+    os.utime(abandoned, (time.time() - 3600,) * 2)
+    generated.clear_interrupted(quiet=False)
+    assert "an earlier generation was interrupted, starting again" in capsys.readouterr().err
+    assert recent.exists()
+    assert not abandoned.exists()
