@@ -40,7 +40,7 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
         caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
         caption_justify="left",
     )
-    table.add_column("attention")
+    table.add_column("attention", no_wrap=True)
     for column in ("seeds", "accuracy", "+-", "vote", "best at step", "tokens/s", "train time", "peak memory"):
         table.add_column(column, justify="right")
     groups: dict[str, list[dict[str, Any]]] = {}

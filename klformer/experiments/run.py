@@ -23,7 +23,8 @@ from torch import nn
 
 import klformer
 from klformer.experiments.build import build_model
-from klformer.experiments.config import ExperimentConfig
+from klformer.experiments.config import AttentionConfig, ExperimentConfig
+from klformer.experiments.presets import frequencies
 from klformer.tasks import BucketSampler, Examples, Task, build_task, padding_report
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.errors import TrainingError
@@ -37,12 +38,16 @@ CONFIG, INITIAL, RESULT = "config.json", "initial.safetensors", "result.json"
 MAY_CHANGE = {"max_steps", "max_epochs", "target_accuracy", "keep_checkpoints", "log_every"}
 
 
+def attention_label(config: ExperimentConfig) -> str:
+    """The attention with the options in which it differs from its preset."""
+    usual = frequencies(config.preset, config.task, config.attention.name)
+    options = {key: value for key, value in config.attention.options.items() if key not in usual or usual[key] != value}
+    return AttentionConfig(name=config.attention.name, options=options).label()
+
+
 def run_name(config: ExperimentConfig) -> str:
     """The default folder name: task, preset, attention and seed."""
-    label = config.attention.name
-    extra = {key: value for key, value in config.attention.options.items() if key != "num_frequencies"}
-    if extra:
-        label += "-" + "-".join(f"{key}={value}" for key, value in sorted(extra.items()))
+    label = attention_label(config).replace(":", "-").replace(",", "-")
     detail = f"{config.data.sparsity:g}" if config.task == "sparsity" else ""
     return f"{config.task}{detail}-{config.preset}-{label}-seed{config.seed}"
 
@@ -240,7 +245,7 @@ def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Tra
     return {
         "name": folder.name,
         "task": config.task,
-        "attention": config.attention.label(),
+        "attention": attention_label(config),
         "preset": config.preset,
         "seed": config.seed,
         "protocol": task.describe_protocol(),

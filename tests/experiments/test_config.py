@@ -1,0 +1,107 @@
+"""Configurations: presets are the paper's tables, JSON comes back, nonsense is refused by name."""
+
+import pytest
+from pydantic import ValidationError
+
+import klformer
+from klformer.experiments.config import AttentionConfig, ExperimentConfig, describe
+from klformer.experiments.presets import PRESETS, preset
+from klformer.tasks import task_names
+
+PAPERS_SIX = ("gmm-rks", "fastfood-rks", "generative-rks", "gmm-prf", "fastfood-prf", "generative-prf")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize("attention", klformer.attention_names())
+def test_every_preset_exists_and_survives_json(name, task, attention, tmp_path):
+    config = preset(name, task, AttentionConfig(name=attention))
+    path = tmp_path / "config.json"
+    path.write_text(config.to_json())
+    assert ExperimentConfig.from_file(path) == config
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("listops", [512, 64, 256, 512, 64, 128]),
+        ("text", [256, 64, 256, 512, 64, 128]),
+        ("retrieval", [128, 32, 128, 256, 32, 64]),
+        ("image", [256, 8, 128, 256, 8, 8]),
+        ("sparsity", [128, 64, 64, 128, 64, 64]),
+    ],
+)
+def test_frequencies_of_the_paper(task, expected):
+    """M of the paper's table, times two components for the mixtures."""
+    configs = [preset("paper", task, AttentionConfig(name=name)) for name in PAPERS_SIX]
+    assert [config.attention.options["num_frequencies"] for config in configs] == expected
+
+
+def test_sizes_of_the_paper():
+    text = preset("paper", "text", AttentionConfig(name="gmm-rks"))
+    assert (text.model.num_layers, text.model.num_heads, text.model.model_dim, text.model.head_dim) == (4, 4, 256, 64)
+    assert (text.optimiser.learning_rate, text.schedule.warmup_steps, text.training.max_steps) == (5e-2, 8000, 20_000)
+    image = preset("paper", "image", AttentionConfig(name="gmm-rks"))
+    assert (image.training.batch_size, image.training.max_epochs, image.optimiser.weight_decay) == (256, 200, 0.0)
+    assert (image.schedule.kind, image.model.dropout, image.model.positions) == ("cosine", 0.3, "learned")
+    sparsity = preset("paper", "sparsity", AttentionConfig(name="gmm-prf"))
+    assert (sparsity.training.batch_size, sparsity.optimiser.learning_rate, sparsity.model.head_dim) == (400, 5e-6, 16)
+    assert all(preset("paper", t, AttentionConfig(name="gmm-rks")).training.resample_every == 100 for t in task_names())
+
+
+def test_attentions_with_options():
+    parsed = AttentionConfig.parse("gmm-prf:frozen=true,num_frequencies=8,init=identity")
+    assert parsed == AttentionConfig(name="gmm-prf", options={"frozen": True, "num_frequencies": 8, "init": "identity"})
+    assert AttentionConfig.parse(parsed.label()) == parsed
+    assert AttentionConfig.parse("softmax").label() == "softmax"
+    chosen = preset("laptop", "text", parsed).attention.options
+    assert chosen == {"num_frequencies": 8, "frozen": True, "init": "identity"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gmm-rsk", "did you mean 'gmm-rks'"),
+        ("gmm-rks:frozen", "key=value, got 'frozen'"),
+        ("gmm-rks:frosen=true", "no option 'frosen'; did you mean 'frozen'"),
+        ("softmax:frozen=true", "softmax has no option 'frozen'"),
+    ],
+)
+def test_bad_attentions_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionConfig.parse(text)
+
+
+def test_unknown_keys_and_bad_values_are_refused():
+    config = preset("laptop", "text", AttentionConfig(name="gmm-rks")).model_dump()
+    with pytest.raises(ValidationError) as caught:
+        ExperimentConfig.model_validate(config | {"sede": 1})
+    assert describe(caught.value) == "sede: Extra inputs are not permitted, got 1"
+    config["model"]["dropout"] = 2.0
+    with pytest.raises(ValidationError) as caught:
+        ExperimentConfig.model_validate(config)
+    assert describe(caught.value) == "model.dropout: Input should be less than 1, got 2.0"
+
+
+def test_a_run_must_end():
+    config = preset("laptop", "text", AttentionConfig(name="gmm-rks")).model_dump()
+    config["training"] |= {"max_steps": None, "max_epochs": None}
+    with pytest.raises(ValidationError, match="training never ends"):
+        ExperimentConfig.model_validate(config)
+
+
+def test_bad_files_are_named(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"config.json: task: Field required"):
+        ExperimentConfig.from_file(path)
+
+
+def test_configurations_are_frozen():
+    config = preset("laptop", "text", AttentionConfig(name="gmm-rks"))
+    with pytest.raises(ValidationError):
+        config.seed = 3
+    with pytest.raises(ValueError, match="preset must be one of paper, laptop, got 'desk'"):
+        preset("desk", "text", AttentionConfig(name="gmm-rks"))
+    with pytest.raises(ValueError, match="task must be one of"):
+        preset("paper", "words", AttentionConfig(name="gmm-rks"))

@@ -1,0 +1,129 @@
+"""The command line, typed as a user would."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from klformer import cli
+
+TINY = [
+    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45"],
+    *["--model.num-layers", "1", "--model.model-dim", "8", "--model.head-dim", "4", "--model.ffn-dim", "8"],
+    *["--training.batch-size", "16", "--training.max-steps", "6", "--training.evaluate-every", "3"],
+    *["--training.checkpoint-every", "3", "--training.evaluation-draws", "2"],
+]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty folder to work in, with the data beside it."""
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    cli.main([str(a) for a in arguments])
+    return capsys.readouterr().out
+
+
+def fails(capsys, code, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(a) for a in arguments])
+    assert caught.value.code == code
+    return capsys.readouterr().err
+
+
+def test_train_eval_and_resume(home, capsys):
+    out = run(capsys, "train", "--task", "sparsity", "--attention", "gmm-prf:num_frequencies=8", *TINY)
+    folder = home / "runs" / "sparsity0.5-laptop-gmm-prf-num_frequencies=8-seed0"
+    assert "test accuracy" in out
+    assert "over 2 draws" in out
+    assert json.loads((folder / "config.json").read_text())["attention"]["options"] == {"num_frequencies": 8}
+    out = run(capsys, "eval", folder, "--draws", "4", "--split", "validation")
+    assert "45 examples" in out
+    assert "over 4 draws" in out
+    error = fails(capsys, 1, "train", "--task", "sparsity", "--attention", "gmm-prf:num_frequencies=8", *TINY)
+    assert "holds a run already; --resume goes on with it" in error
+    out = run(
+        capsys, "train", "--attention", "gmm-prf:num_frequencies=8", *TINY, "--resume", "--training.max-steps", "8"
+    )
+    assert "going on after step 6" in out
+
+
+def test_quiet_says_nothing(home, capsys):
+    assert run(capsys, "train", "--attention", "softmax", *TINY, "--quiet") == ""
+
+
+def test_compare_makes_a_table_and_goes_on(home, capsys):
+    arguments = ["compare", "--attentions", "gmm-rks", "gmm-rks:frozen=true", "softmax", "--seeds", "0", "1", *TINY]
+    out = run(capsys, *arguments)
+    table = out[out.index("accuracy on the test set") :]
+    assert "gmm-rks:frozen=true" in table
+    assert table.count("│") > 20
+    results = json.loads((home / "runs" / "comparison.json").read_text())
+    assert len(results) == 6
+    assert {r["seed"] for r in results} == {0, 1}
+    (home / "runs" / "sparsity0.5-laptop-softmax-seed1" / "result.json").unlink()
+    out = run(capsys, *arguments)
+    assert out.count("done already") == 5
+    assert "going on after step 6" in out
+
+
+def test_data(home, capsys):
+    out = run(capsys, "data", "where")
+    assert [line.split()[0] for line in out.splitlines()] == ["listops", "text", "retrieval", "image", "sparsity"]
+    small = ["--task", "sparsity", "--data.num-examples", "450", "--data.max-len", "9"]
+    assert "generated" in run(capsys, "data", "generate", *small)
+    out = run(capsys, "data", "check", *small)
+    assert "360 examples, 9 to 9 tokens" in out
+    assert "needs --task" in fails(capsys, 2, "data", "check")
+    assert "can't be generated" in fails(capsys, 2, "data", "generate", "--task", "retrieval")
+    assert "new_aan_pairs" in fails(capsys, 1, "data", "check", "--task", "retrieval")
+
+
+def test_list(capsys):
+    out = run(capsys, "list")
+    for word in ("gmm-rks", "linear-elu", "listops", "num_frequencies=256", "20,000 steps"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["train", "--attention", "gmm-rsk"], "did you mean 'gmm-rks'"),
+        (["train", "--task", "lisp"], "task must be one of listops"),
+        (["train", "--attention", "gmm-rks:num_frequencies=7", *TINY], "multiple of num_components=2, got 7"),
+        (["compare", "--attentions", "softmax:frozen=true"], "softmax has no option 'frozen'"),
+        (["eval", "nowhere", "--draws", "0"], "draws must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_one_line(home, capsys, arguments, message):
+    error = fails(capsys, 2, *arguments)
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_other_mistakes(home, capsys):
+    assert "is not a run" in fails(capsys, 1, "eval", "nowhere")
+    assert "training.batch_size" in fails(capsys, 2, "train", "--training.batch-size", "0").replace("-", "_")
+
+
+def test_help_is_for_newcomers(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("train", "compare", "eval", "data", "list"))
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--task", "text", "--preset", "paper", "--help"])
+    out = capsys.readouterr().out
+    assert "klformer train --task" in out
+    assert "(default: 20000)" in out
+
+
+def test_the_installed_command():
+    script = [sys.executable, "-m", "klformer", "list"]
+    assert "gmm-prf" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
