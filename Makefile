@@ -16,8 +16,11 @@ install: .venv/installed
 test: install
 	$(BIN)/python -m pytest
 
+# A learned kernel against its frozen self, a fixed kernel and softmax, on a small version of the sparsity task.
 run: install
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/klformer compare --task sparsity --attentions gmm-rks gmm-rks:frozen=true performer softmax --out runs/demo \
+	  --data.num-examples 20000 --data.max-len 24 --data.validation-limit 500 --data.test-limit 1000 \
+	  --model.num-layers 2 --training.max-steps 500 --training.evaluate-every 100 --training.evaluation-draws 5
 
 lint: install
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 from klformer import cli
 
 TINY = [
-    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45"],
+    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
     *["--model.num-layers", "1", "--model.model-dim", "8", "--model.head-dim", "4", "--model.ffn-dim", "8"],
     *["--training.batch-size", "16", "--training.max-steps", "6", "--training.evaluate-every", "3"],
     *["--training.checkpoint-every", "3", "--training.evaluation-draws", "2"],
@@ -109,7 +109,9 @@ def test_mistakes_are_one_line(home, capsys, arguments, message):
 
 def test_other_mistakes(home, capsys):
     assert "is not a run" in fails(capsys, 1, "eval", "nowhere")
-    assert "training.batch_size" in fails(capsys, 2, "train", "--training.batch-size", "0").replace("-", "_")
+    error = fails(capsys, 2, "train", "--training.batch-size", "0")
+    assert "batch_size" in error
+    assert "greater than or equal to 1" in error
 
 
 def test_help_is_for_newcomers(capsys):

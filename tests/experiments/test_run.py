@@ -26,7 +26,7 @@ from klformer.training.log import read_lines
 from klformer.training.progress import SilentReporter
 
 TINY = {
-    "data": {"num_examples": 450, "max_len": 9, "validation_limit": 45},
+    "data": {"num_examples": 450, "max_len": 9, "validation_limit": 45, "test_limit": 45},
     "model": {"num_layers": 1, "num_heads": 2, "model_dim": 8, "head_dim": 4, "ffn_dim": 8, "head_hidden_dim": 8},
     "training": {
         "batch_size": 16, "max_steps": 10, "evaluate_every": 4, "checkpoint_every": 3, "log_every": 1,
