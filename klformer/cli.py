@@ -1,4 +1,4 @@
-"""The command `klformer`: train, eval, compare, data, list.
+"""The command `klformer`: train, compare, eval, curves, profile, data, list.
 
 The defaults of `train` and `compare` are those of the chosen preset, so that task, attention and preset are looked for
 in the arguments first, and tyro then reads all of them with these defaults.
@@ -22,7 +22,9 @@ from klformer.attention.base import ATTENTIONS
 from klformer.checks import suggestion
 from klformer.experiments.compare import compare, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
+from klformer.experiments.curves import draw_curves
 from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
+from klformer.experiments.profile import profile_step
 from klformer.experiments.run import describe_accuracy, load_run, run_name, train_run
 from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
@@ -147,7 +149,47 @@ class List:
     """List attentions with their options, tasks and presets."""
 
 
-COMMANDS: dict[str, type] = {"train": Train, "compare": Compare, "eval": Eval, "data": Data, "list": List}
+@dataclass(frozen=True)
+class Curves:
+    """Draw the validation accuracy of runs against steps.
+
+    Example: klformer curves runs/sparsity0.5-* --out curves.svg
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs."""
+    out: Path = Path("curves.svg")
+    """File to write: svg, png or pdf."""
+    title: str | None = None
+    """Title of the figure."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Memory of one training step of a preset's model at full length, and the share of attention in its time.
+
+    Example: klformer profile --task text --attention gmm-rks --batch-size 4
+    """
+
+    task: str = "text"
+    """Task; the inputs are random, no data is needed."""
+    attention: str = DEFAULT_ATTENTION
+    """Attention, with options after a colon."""
+    preset: Literal["paper", "laptop"] = "paper"
+    """Preset of the model."""
+    batch_size: int = 4
+    """Examples in the step."""
+
+
+COMMANDS: dict[str, type] = {
+    "train": Train,
+    "compare": Compare,
+    "eval": Eval,
+    "curves": Curves,
+    "profile": Profile,
+    "data": Data,
+    "list": List,
+}
 
 USAGE = """\
 klformer: Transformers whose attention kernel is learned from data, linear in the sequence length.
@@ -157,6 +199,8 @@ usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
   train      train a Transformer with one attention on one task
   compare    train several attentions over several seeds, and print one table
   eval       evaluate a run, averaged over draws of its frequencies
+  curves     draw the validation accuracy of runs against steps
+  profile    memory and time of one training step of a preset's model
   data       generate data, check it, or say where it is
   list       attentions with their options, tasks and presets
 
@@ -227,6 +271,11 @@ def _run(command: Any) -> None:
             _compare(command)
         case Eval():
             _evaluate(command)
+        case Curves():
+            draw_curves(command.runs, command.out, title=command.title)
+            print(f"written to {command.out}")
+        case Profile():
+            _profile(command)
         case Data():
             _data(command)
         case List():
@@ -263,6 +312,12 @@ def _evaluate(command: Eval) -> None:
     reporter.say(f"{run.config.task} with {run.config.attention.label()}, best checkpoint, step {run.step}")
     result = run.evaluate(command.split, draws=command.draws)
     reporter.say(f"{command.split}: {result.num_examples:,} examples, accuracy {describe_accuracy(result.as_dict())}")
+
+
+def _profile(command: Profile) -> None:
+    config = preset(command.preset, command.task, AttentionConfig.parse(command.attention))
+    print(f"{config.task} with {config.attention.label()}, preset {config.preset}")
+    print(profile_step(config, batch_size=command.batch_size).describe())
 
 
 def _data(command: Data) -> None:

@@ -129,3 +129,19 @@ def test_help_is_for_newcomers(capsys):
 def test_the_installed_command():
     script = [sys.executable, "-m", "klformer", "list"]
     assert "gmm-prf" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
+
+
+def test_curves_are_drawn(home, capsys):
+    run(capsys, "compare", "--attentions", "linear-elu", "softmax", *TINY, "--quiet")
+    runs = sorted((home / "runs").glob("sparsity*"))
+    assert "written to c.svg" in run(capsys, "curves", *runs, "--out", "c.svg", "--title", "two runs")
+    drawing = (home / "c.svg").read_text()
+    assert "linear-elu" in drawing or "<path" in drawing
+    assert "is not a run" in fails(capsys, 1, "curves", home)
+
+
+def test_profile_says_memory_and_share(capsys):
+    out = run(capsys, "profile", "--task", "sparsity", "--preset", "laptop", "--batch-size", "2")
+    assert "2 x 64 tokens" in out
+    share = int(out.split("% of it in the attention")[0].split()[-1])
+    assert 0 < share < 100

@@ -219,14 +219,9 @@ class Trainer:
                 loss = nn.functional.cross_entropy(scores.float(), batch.labels, reduction="sum")
                 # Processes average their gradients, so that each counts its sum as a share of the global mean.
                 accelerator.backward(loss * (accelerator.num_processes / len(global_indices)))
-            sums += torch.stack(
-                [
-                    loss.detach(),
-                    (scores.argmax(-1) == batch.labels).sum(),
-                    torch.tensor(batch.num_tokens),
-                    torch.zeros(()),
-                ]
-            ).to(sums)
+            sums[0] += loss.detach()
+            sums[1] += (scores.argmax(-1) == batch.labels).sum()
+            sums[2] += batch.num_tokens
         sums[3] = float(self._stop_signal)
         loss_sum, correct, tokens, stop = accelerator.reduce(sums, "sum").tolist()
         if stop and not self._stop_signal:

@@ -1,0 +1,51 @@
+"""`klformer curves`: validation accuracy of several runs against steps, as a figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+from klformer.experiments.config import ExperimentConfig
+from klformer.experiments.run import CONFIG, attention_label
+from klformer.training.errors import TrainingError
+from klformer.training.log import read_lines
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+#: Okabe and Ito's colours, which people with any kind of colour vision can tell apart, and line styles for more.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", ":")
+
+
+def draw_curves(folders: Sequence[Path], target: Path, *, title: str | None = None) -> None:
+    """Write a figure with one line a run; the format is that of the target's ending.
+
+    Raises:
+        TrainingError: a folder is not a run's, or has nothing to show yet.
+    """
+    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    for number, folder in enumerate(folders):
+        if not (folder / CONFIG).is_file():
+            raise TrainingError(f"{folder} is not a run: it has no {CONFIG}")
+        config = ExperimentConfig.from_file(folder / CONFIG)
+        points = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "validation"]
+        if not points:
+            raise TrainingError(f"{folder} has not been evaluated yet")
+        axes.plot(
+            [point["step"] for point in points],
+            [100 * point["accuracy"] for point in points],
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=STYLES[number // len(COLOURS) % len(STYLES)],
+            marker="o",
+            markersize=3,
+            label=attention_label(config) + (f", seed {config.seed}" if config.seed else ""),
+        )
+    axes.set_xlabel("training step")
+    axes.set_ylabel("validation accuracy, %")
+    axes.grid(alpha=0.3)
+    if title is not None:
+        axes.set_title(title)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(target, dpi=150)
+    plt.close(figure)
