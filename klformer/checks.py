@@ -1,5 +1,6 @@
 """Checks of arguments: a bad value raises an error that names the argument, the value and what would be right."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TypeVar
@@ -7,10 +8,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raises ValueError unless value > 0."""
-    if isinstance(value, bool) or not value > 0:
-        raise ValueError(f"{name} must be positive, got {value!r}")
+def check_number(name: str, value: float, *, minimum: float = 0.0, exclusive: bool = False) -> None:
+    """Raises TypeError unless `value` is a number, ValueError unless it is finite and at least (above) `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    if not math.isfinite(value) or value < minimum or (exclusive and value == minimum):
+        raise ValueError(f"{name} must be finite and {'above' if exclusive else 'at least'} {minimum:g}, got {value!r}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Raises TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
 
 
 def check_count(name: str, value: int, minimum: int = 1) -> None:
@@ -31,8 +40,9 @@ def check_choice(name: str, value: T, allowed: Iterable[T]) -> None:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raises ValueError unless 0 <= value < 1."""
-    if not 0 <= value < 1:
+    """Raises TypeError unless `value` is a number, ValueError unless 0 <= value < 1."""
+    check_number(name, value)
+    if value >= 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
 
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from klformer.attention import attention_names, attention_options
+from klformer.attention import attention_names, attention_options, build_attention
 from klformer.attention.base import ATTENTIONS
 from klformer.checks import suggestion
 from klformer.experiments.compare import compare, comparison_table
@@ -348,11 +348,12 @@ def _data(command: Data) -> None:
 def _list() -> None:
     console = Console(width=max(110, Console().width))
     attentions = Table(title="attentions", title_justify="left")
-    for column in ("name", "what it is", "options and their defaults"):
+    for column in ("name", "what it is", "cost", "options and their defaults"):
         attentions.add_column(column)
     for name in attention_names():
         options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
-        attentions.add_row(name, ATTENTIONS[name].summary, options)
+        cost = "linear" if build_attention(name, num_heads=1, head_dim=2).is_linear else "quadratic"
+        attentions.add_row(name, ATTENTIONS[name].summary, cost, options)
     console.print(attentions)
     tasks = Table(title="tasks", title_justify="left")
     for column in ("name", "what it is", *(f"preset {name}" for name in PRESETS)):

@@ -1,4 +1,4 @@
-"""What every test starts from: a fixed seed, two threads, and uninitialised memory full of NaN."""
+"""What every test starts from: a fixed seed, and uninitialised memory full of NaN."""
 
 import pytest
 import torch

@@ -22,7 +22,8 @@ class AttentionMechanism(nn.Module, ABC):
         num_heads: Heads H.
         head_dim: Size D of queries and keys.
         value_dim: Size E of values; D if None.
-        max_len: Longest sequence that will be seen, for mechanisms whose parameters depend on it.
+        max_len: Longest sequence that will be seen; `forward` refuses longer ones. Mechanisms whose parameters depend on
+            the length need it, the others may leave it out.
     """
 
     #: Query i can be kept from seeing keys after i; such mechanisms can decode step by step as well.
@@ -97,8 +98,18 @@ class AttentionMechanism(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} can't decode step by step")
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token of causal attention: (B,H,1,D), (B,H,1,D), (B,H,1,E) -> result (B,H,1,E) and the next state."""
+        """One token of causal attention: (B,H,1,D), (B,H,1,D), (B,H,1,E) -> result (B,H,1,E) and the next state.
+
+        Raises:
+            ValueError: for more than one token, which would see each other.
+        """
         self._check_operands(q_t, k_t, v_t, None, causal=True)
+        if q_t.shape[2] != 1:
+            raise ValueError(f"a step takes one token, got {q_t.shape[2]}; absorb a prompt and read from it instead")
+        return self._step(q_t, k_t, v_t, state)
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`step` after its checks."""
         state = self.absorb(state, k_t, v_t)
         return self.read(state, q_t), state
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from klformer.attention.base import ATTENTIONS, AttentionEntry, AttentionMechanism
+from klformer.checks import check_choice
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
 from klformer.ops.decoding import SpectralState
 
@@ -38,6 +39,10 @@ class KernelizedAttention(AttentionMechanism):
 
     def features(self, x: Tensor, role: Literal["query", "key"] = "query") -> Tensor:
         """Explicit features; the same for queries and keys, whose maps differ in no kernel so far."""
+        check_choice("role", role, ("query", "key"))
+        if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
+            expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
+            raise ValueError(f"x must have shape {expected}, got {tuple(x.shape)}")
         return self.kernel.features(x)
 
     def initial_state(self, batch_size: int) -> SpectralState:
@@ -50,6 +55,11 @@ class KernelizedAttention(AttentionMechanism):
 
     def read(self, state: SpectralState, q: Tensor) -> Tensor:
         return self.kernel.decoder().read(state, q)
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SpectralState) -> tuple[Tensor, SpectralState]:
+        decoder = self.kernel.decoder()  # once for both
+        state = decoder.absorb(state, k_t, v_t)
+        return decoder.read(state, q_t), state
 
 
 def register_kernel(

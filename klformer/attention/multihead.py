@@ -90,8 +90,10 @@ class MultiheadAttention(nn.Module):
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token (B, 1, model_dim) of causal self-attention, and the next state."""
-        state = self.absorb(state, x)
-        return self.read(state, x), state
+        heads, state = self.mechanism.step(
+            self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x)), state
+        )
+        return self._merge(heads), state
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, L, H D) -> (B, H, L, D)."""

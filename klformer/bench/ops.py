@@ -14,9 +14,11 @@ from rich.table import Table
 from klformer.bench.measure import MEBIBYTE, extra_peak_memory, in_own_process, log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 
+#: The subjects that are this library's.
+PRODUCTS = ("rks", "rks causal", "prf", "prf causal")
 CAPTION = (
-    "materialised, softmax: their time / ours (higher is better). matrix products, bidirectional: our time / theirs;\n"
-    "the first is the floor, the product's own matrix products alone. extra MiB: peak above the operands."
+    "materialised, softmax (causal where we are): their time / ours, higher is better. matrix products (the product's\n"
+    "own alone, the floor), bidirectional: our time / theirs. extra MiB: peak memory above the operands."
 )
 
 
@@ -54,7 +56,7 @@ class OpsBench:
         return Sizes(self.batch, self.heads, length, self.head_dim, self.value_dim, frequencies)
 
     def skips(self, name: str, length: int) -> bool:
-        too_long_for_softmax = name == "softmax" and length > self.softmax_up_to
+        too_long_for_softmax = name.startswith("softmax") and length > self.softmax_up_to
         return too_long_for_softmax or ("materialised" in name and length > self.materialised_up_to)
 
 
@@ -69,8 +71,8 @@ def run(options: OpsBench) -> None:
             results += _measure(options, options.sizes(length, frequencies), console)
         console.print(_table(options, [r for r in results if r["frequencies"] == frequencies], frequencies))
     growth = _growth(results)
-    for line in growth:
-        console.print(line)
+    for item in growth:
+        console.print(_describe_growth(item))
     if options.json is not None:
         report = {"environment": environment, "options": _plain(asdict(options)), "results": results, "growth": growth}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -118,12 +120,33 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
             with console.status(f"L={sizes.length} R={sizes.frequencies}: memory of {name}"):
                 memory = int(in_own_process(["memory", "--name", name, *_as_arguments(sizes)]))
         results.append({"name": name, **asdict(sizes), "seconds": seconds, "memory": memory})
-    return results
+    rows = {row["name"]: row for row in results}
+    return [row | {"ratios": _ratios(rows, row["name"]) if row["name"] in PRODUCTS else None} for row in results]
 
 
 def _as_arguments(sizes: Sizes) -> list[str]:
     pairs = [(f"--sizes.{key.replace('_', '-')}", str(value)) for key, value in asdict(sizes).items()]
     return [part for pair in pairs for part in pair]
+
+
+def _ratios(rows: dict[str, dict[str, Any]], name: str) -> dict[str, float | None]:
+    """How the fused product `name` compares with the others at one size; None where there is nothing to compare."""
+    kind, causal = name.split()[0], name.endswith("causal")
+    row = rows[name]
+    materialised = None if causal else rows.get(f"{kind} materialised")
+    return {
+        "materialised_over_ours": _ratio(materialised, row, "seconds"),
+        "softmax_over_ours": _ratio(rows.get("softmax causal" if causal else "softmax"), row, "seconds"),
+        "ours_over_matrix_products": None if causal else _ratio(row, rows[f"{kind} matrix products"], "seconds"),
+        "causal_over_bidirectional": _ratio(row, rows[kind], "seconds") if causal else None,
+        "memory_of_materialised": _ratio(row, materialised, "memory"),
+    }
+
+
+def _ratio(above: dict[str, Any] | None, below: dict[str, Any] | None, field: str) -> float | None:
+    if above is None or below is None or not above[field] or not below[field]:
+        return None
+    return float(above[field] / below[field])
 
 
 def _table(options: OpsBench, results: list[dict[str, Any]], frequencies: int) -> Table:
@@ -135,36 +158,28 @@ def _table(options: OpsBench, results: list[dict[str, Any]], frequencies: int) -
     for column in ("ms", "materialised", "softmax", "matrix products", "bidirectional", "extra MiB", "of materialised"):
         table.add_column(column, justify="right")
     for length in options.lengths:
-        rows = {r["name"]: r for r in results if r["length"] == length}
-        for name in ("rks", "rks causal", "prf", "prf causal"):
-            row, kind = rows[name], name.split()[0]
-            materialised = rows.get(f"{kind} materialised")
-            causal = name.endswith("causal")
-            table.add_row(
-                f"{length:,}",
-                name,
-                f"{row['seconds'] * 1e3:,.0f}",
-                "" if causal else _ratio(materialised, row, "seconds"),
-                _ratio(rows.get("softmax"), row, "seconds"),
-                "" if causal else _ratio(row, rows[f"{kind} matrix products"], "seconds"),
-                _ratio(row, rows[kind], "seconds") if causal else "",
-                "" if row["memory"] is None else f"{row['memory'] / MEBIBYTE:,.0f}",
-                _ratio(row, materialised, "memory"),
-            )
+        for row in results:
+            if row["length"] == length and row["ratios"]:
+                table.add_row(
+                    f"{length:,}",
+                    row["name"],
+                    f"{row['seconds'] * 1e3:,.0f}",
+                    *(_times(row["ratios"][key]) for key in list(row["ratios"])[:4]),
+                    "" if row["memory"] is None else f"{row['memory'] / MEBIBYTE:,.0f}",
+                    _times(row["ratios"]["memory_of_materialised"]),
+                )
         table.add_section()
     return table
 
 
-def _ratio(above: dict[str, Any] | None, below: dict[str, Any] | None, field: str) -> str:
-    if above is None or below is None or not above[field] or not below[field]:
-        return ""
-    return f"{above[field] / below[field]:.2f}x"
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"
 
 
-def _growth(results: list[dict[str, Any]]) -> list[str]:
-    """How time and memory grow with the length (slopes) and memory with the frequencies."""
-    lines = []
-    for name in ("rks", "rks causal", "prf", "prf causal"):
+def _growth(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Slopes of time and memory with the length, and ratios of memory between the most and the fewest frequencies."""
+    found = []
+    for name in PRODUCTS:
         mine = [r for r in results if r["name"] == name]
         for frequencies in sorted({r["frequencies"] for r in mine}):
             series = sorted((r for r in mine if r["frequencies"] == frequencies), key=lambda r: r["length"])
@@ -172,19 +187,24 @@ def _growth(results: list[dict[str, Any]]) -> list[str]:
                 points = [(r["length"], r[field]) for r in series if r[field]]
                 if len(points) >= 3:
                     slope = log_log_slope(*zip(*points, strict=True))
-                    first, last = points[0][0], points[-1][0]
-                    what = "time" if field == "seconds" else "memory"
-                    lines.append(
-                        f"{name} R={frequencies}: {what} grows as L^{slope:.2f} from {first:,} to {last:,} tokens"
-                    )
+                    sizes = {"from": points[0][0], "to": points[-1][0]}
+                    found.append({"name": name, "frequencies": frequencies, "of": field, "slope": slope, **sizes})
         for length in sorted({r["length"] for r in mine}):
             memory = {r["frequencies"]: r["memory"] for r in mine if r["length"] == length and r["memory"]}
             if len(memory) >= 2:
                 few, many = min(memory), max(memory)
-                lines.append(
-                    f"{name} L={length:,}: memory of R={many} is {memory[many] / memory[few]:.2f}x that of R={few}"
-                )
-    return lines
+                ratio = memory[many] / memory[few]
+                found.append({"name": name, "length": length, "few": few, "many": many, "memory_ratio": ratio})
+    return found
+
+
+def _describe_growth(item: dict[str, Any]) -> str:
+    if "slope" in item:
+        what = "time" if item["of"] == "seconds" else "memory"
+        grows = f"{what} grows as L^{item['slope']:.2f} from {item['from']:,} to {item['to']:,} tokens"
+        return f"{item['name']} R={item['frequencies']}: {grows}"
+    ratio = f"memory of R={item['many']} is {item['memory_ratio']:.2f}x that of R={item['few']}"
+    return f"{item['name']} L={item['length']:,}: {ratio}"
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

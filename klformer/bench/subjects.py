@@ -93,9 +93,13 @@ def materialised_prf(x: Operands) -> Tensor:
     return phi_q @ (phi_k.transpose(-1, -2) @ x.v) / (phi_q @ phi_k.sum(-2).unsqueeze(-1))
 
 
-def softmax(x: Operands) -> Tensor:
+def softmax(*, causal: bool) -> Callable[[Operands], Tensor]:
     """torch's own attention."""
-    return scaled_dot_product_attention(x.q, x.k, x.v)
+
+    def attend(x: Operands) -> Tensor:
+        return scaled_dot_product_attention(x.q, x.k, x.v, is_causal=causal)
+
+    return attend
 
 
 ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
@@ -105,14 +109,15 @@ ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
     "prf": fused("prf", causal=False),
     "prf causal": fused("prf", causal=True),
     "prf materialised": materialised_prf,
-    "softmax": softmax,
+    "softmax": softmax(causal=False),
+    "softmax causal": softmax(causal=True),
 }
 
 
 def forward_and_backward(name: str, operands: Operands) -> Callable[[], None]:
     """One training step's worth of the attention: the result and the gradients of all operands."""
     attend = ATTENTIONS[name]
-    wanted = [x for x in operands.inputs() if name != "softmax" or x is not operands.omega]
+    wanted = [x for x in operands.inputs() if not name.startswith("softmax") or x is not operands.omega]
 
     def run() -> None:
         torch.autograd.grad(attend(operands), wanted, operands.d_out)

@@ -8,7 +8,7 @@ power of two of the head size (inputs are padded with zeros); R frequencies take
 for "M | d_q", which must read d_q | M; with padding and truncation any R works.
 
 The blocks are formed with the fast transform, d^2 log d once a forward, and go through the same product as every
-other kernel: for head sizes up to 256 one matrix product is faster than transforming every token (docs/decisions.md).
+other kernel: one matrix product is faster than transforming every token (docs/decisions.md).
 """
 
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from klformer.checks import check_choice, check_positive
+from klformer.checks import check_choice, check_number
 from klformer.kernels.spectrum import SpectralDistribution, draw_normal, draw_norms, draw_signs
 from klformer.ops.hadamard import hadamard_transform, next_power_of_two
 
@@ -56,7 +56,7 @@ class FastFoodSpectrum(SpectralDistribution):
         check_choice("init", init, ("structured", "released"))
         if lengthscale == "auto":
             lengthscale = head_dim**0.25 if init == "structured" else 1.0
-        check_positive("lengthscale", lengthscale)
+        check_number("lengthscale", lengthscale, exclusive=True)
         self.learn = learn
         self.init = init
         self.lengthscale = lengthscale

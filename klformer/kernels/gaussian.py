@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from klformer.checks import check_choice, check_positive
+from klformer.checks import check_choice, check_number
 from klformer.kernels.spectrum import SpectralDistribution, draw_normal, draw_norms
 
 
@@ -35,7 +35,7 @@ class GaussianSpectrum(SpectralDistribution):
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_choice("coupling", coupling, ("iid", "orthogonal"))
-        check_positive("lengthscale", lengthscale)
+        check_number("lengthscale", lengthscale, exclusive=True)
         self.coupling = coupling
         self.lengthscale = lengthscale
         self.register_buffer("omega", torch.empty(1, num_frequencies, head_dim))

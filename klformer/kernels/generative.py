@@ -3,8 +3,7 @@
     g = [Linear, BatchNorm over the sample, LeakyReLU] x 4, then Linear and tanh
 
 One generator serves all heads of a layer; heads differ in their projections only. Omega is generated once a forward
-and used for queries and keys alike, so that the statistics of the batch norm move once (the authors' code runs it
-once for each).
+and used for queries and keys alike (the authors' code runs the generator once for each).
 """
 
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ from klformer.kernels.spectrum import SpectralDistribution, draw_normal
 class GenerativeSpectrum(SpectralDistribution):
     """Frequencies in (-1, 1)^D from a small network.
 
-    In training the batch norm uses the statistics of the R samples; in evaluation its running averages, as everywhere
-    in torch.
+    The batch norm uses the statistics of the R samples, in training and in evaluation alike: the whole sample is there
+    in both, so that running averages would only add a state that drifts when a forward is repeated (decoding,
+    activation checkpointing, pairs of sequences) and when the kernel should be frozen.
 
     Args:
         num_frequencies: R; at least 2, for the batch norm.
@@ -42,6 +42,8 @@ class GenerativeSpectrum(SpectralDistribution):
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_count("num_frequencies", num_frequencies, minimum=2)
         noise_dim = head_dim if noise_dim is None else noise_dim
+        if isinstance(hidden_dims, int):
+            raise TypeError(f"hidden_dims must be a sequence of widths, got {hidden_dims!r}")
         hidden_dims = (head_dim,) * 4 if hidden_dims is None else tuple(hidden_dims)
         check_count("noise_dim", noise_dim)
         for width in hidden_dims:
@@ -49,7 +51,7 @@ class GenerativeSpectrum(SpectralDistribution):
         layers: list[nn.Module] = []
         size = noise_dim
         for width in hidden_dims:
-            layers += [nn.Linear(size, width), nn.BatchNorm1d(width), nn.LeakyReLU(0.01)]
+            layers += [nn.Linear(size, width), nn.BatchNorm1d(width, track_running_stats=False), nn.LeakyReLU(0.01)]
             size = width
         self.generator = nn.Sequential(*layers, nn.Linear(size, head_dim), nn.Tanh())
         self.register_buffer("noise", torch.empty(num_frequencies, noise_dim))

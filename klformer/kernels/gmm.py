@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from klformer.checks import check_choice, check_count
+from klformer.checks import check_choice, check_count, check_flag
 from klformer.kernels.spectrum import Frequencies, SpectralDistribution, draw_normal
 
 
@@ -49,6 +49,7 @@ class GaussianMixtureSpectrum(SpectralDistribution):
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_count("num_components", num_components)
+        check_flag("tied", tied)
         check_choice("covariance", covariance, ("full", "diagonal"))
         check_choice("init", init, ("released", "identity"))
         if tied and num_components != 2:

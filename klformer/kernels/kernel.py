@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from klformer.checks import check_choice
+from klformer.checks import check_choice, check_flag, check_number
 from klformer.kernels.spectrum import SpectralDistribution
 from klformer.ops.decoding import SpectralDecoder
 from klformer.ops.feature_maps import FEATURE_MAP_NAMES
@@ -39,10 +39,11 @@ class Kernel(nn.Module):
         check_choice("feature_map", feature_map, FEATURE_MAP_NAMES)
         if (spectrum is None) != (feature_map == "elu"):
             raise ValueError(f"feature_map {feature_map!r} does not go with spectrum {spectrum}")
-        if norm_coefficient < 0:
-            raise ValueError(f"norm_coefficient must be at least 0, got {norm_coefficient!r}")
-        if smoothing < 0 or (smoothing and feature_map != "rks"):
-            raise ValueError(f"smoothing must be at least 0, and 0 for {feature_map!r}, got {smoothing!r}")
+        check_number("norm_coefficient", norm_coefficient)
+        check_number("smoothing", smoothing)
+        check_flag("frozen", frozen)
+        if smoothing and feature_map != "rks":
+            raise ValueError(f"smoothing must be 0 for {feature_map!r}, got {smoothing!r}")
         self.feature_map = feature_map
         self.spectrum = spectrum
         self.smoothing = smoothing
@@ -73,13 +74,14 @@ class Kernel(nn.Module):
         """The kernel with its present frequencies, the scaling of the inputs folded into them."""
         omega = mean = None
         if self.spectrum is not None:
-            # Only RKS has a cheaper form for a tied pair of components.
-            if self.feature_map == "rks":
-                omega, mean = self.spectrum.factors()
-            else:
-                omega = self.spectrum.frequencies()
-            omega = omega * self.input_scale
-            mean = None if mean is None else mean * self.input_scale
+            with self.spectrum.in_full_precision():
+                # Only RKS has a cheaper form for a tied pair of components.
+                if self.feature_map == "rks":
+                    omega, mean = self.spectrum.factors()
+                else:
+                    omega = self.spectrum.frequencies()
+                omega = omega * self.input_scale
+                mean = None if mean is None else mean * self.input_scale
         return SpectralDecoder(
             omega=omega,
             mean=mean,
@@ -94,19 +96,21 @@ class Kernel(nn.Module):
         For analysis: differentiable, of the size of the whole sequence, and without the shifts that keep attention
         from overflowing.
         """
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.spectrum is None:
             return nn.functional.elu(x) + 1
-        omega = self.spectrum.frequencies()
-        projections = (x * self.input_scale) @ omega.transpose(-1, -2)
-        count = projections.shape[-1] ** 0.5
-        if self.feature_map == "prf":
-            norms = (x * self.input_scale).square().sum(-1, keepdim=True)
-            return (projections - self.norm_coefficient * norms).exp() / count
-        features = torch.cat([projections.cos(), projections.sin()], dim=-1) / count
-        if not self.smoothing:
-            return features
-        constant = features.new_full((*features.shape[:-1], 1), self.smoothing**0.5)
-        return torch.cat([features, constant], dim=-1)
+        with self.spectrum.in_full_precision():
+            x = x * self.input_scale
+            projections = x @ self.spectrum.frequencies().to(x.dtype).transpose(-1, -2)
+            count = projections.shape[-1] ** 0.5
+            if self.feature_map == "prf":
+                norms = x.square().sum(-1, keepdim=True)
+                return (projections - self.norm_coefficient * norms).exp() / count
+            features = torch.cat([projections.cos(), projections.sin()], dim=-1) / count
+            if not self.smoothing:
+                return features
+            constant = features.new_full((*features.shape[:-1], 1), self.smoothing**0.5)
+            return torch.cat([features, constant], dim=-1)
 
     def extra_repr(self) -> str:
         options = {"prf": f", norm_coefficient={self.norm_coefficient:g}", "rks": f", smoothing={self.smoothing:g}"}

@@ -62,6 +62,11 @@ class SpectralDistribution(nn.Module, ABC):
         """Omega in the form that costs least; `frequencies` written out if there is no better one."""
         return Frequencies(self.frequencies(), None)
 
+    def in_full_precision(self) -> torch.autocast:
+        """A context without autocast: frequencies and features are not to be rounded to half precision."""
+        tensor = next(iter(self.buffers()))
+        return torch.autocast(tensor.device.type, enabled=False)
+
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_frequencies={self.num_frequencies}"
 

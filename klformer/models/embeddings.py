@@ -24,7 +24,7 @@ class SequenceEmbedding(nn.Module):
 
     Args:
         model_dim: Size of a token in the model.
-        max_len: Longest sequence, without CLS.
+        max_len: Longest sequence, without CLS; what comes after sees one token more with CLS.
         vocab_size: Number of tokens; give this or `input_dim`.
         input_dim: Size of input vectors; give this or `vocab_size`.
         positions: "sinusoidal" or "learned".
@@ -76,19 +76,19 @@ class SequenceEmbedding(nn.Module):
         Args:
             inputs: (B, L) token ids or (B, L, input_dim) vectors.
             key_mask: (B, L), True = keep.
-            offset: Position of the first input, for decoding; CLS is put in front at position 0 only.
+            offset: Position of the first input, for decoding token by token; without CLS only.
         """
         length = inputs.shape[1]
+        if offset and self.cls_token is not None:
+            raise ValueError(
+                f"offset is for decoding, which has no CLS token; build with cls=False, got offset={offset}"
+            )
         if offset + length > self.max_len:
             raise ValueError(f"sequence of {offset + length} tokens is longer than max_len={self.max_len}")
         x = self.inputs(inputs)
-        first = offset
         if self.cls_token is not None:
-            if offset == 0:
-                x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
-                if key_mask is not None:
-                    key_mask = torch.cat([key_mask.new_ones(x.shape[0], 1), key_mask], dim=1)
-            else:
-                first += 1
-        x = x + self.positions[first : first + x.shape[1]]
+            x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
+            if key_mask is not None:
+                key_mask = torch.cat([key_mask.new_ones(x.shape[0], 1), key_mask], dim=1)
+        x = x + self.positions[offset : offset + x.shape[1]]
         return self.dropout(x), key_mask

@@ -162,7 +162,7 @@ class TransformerEncoder(_Stack):
         activation: "gelu" or "relu".
         options: Options of the attention; see `attention_options(name)`.
         checkpoint_layers: Keep only the inputs of each layer for backward and compute the rest again. Less memory, a
-            third more time.
+            third more time; in training mode only.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from klformer.ops.feature_maps import make_feature_map
 from klformer.ops.steps import Carry
 from klformer.ops.tiling import Problem, Tile, chunk_bounds
 
-#: Tokens of a prompt that are absorbed at a time.
+#: Tokens of a prompt that are worked on at a time.
 PROMPT_CHUNK = 256
 
 
@@ -47,6 +47,8 @@ class SpectralDecoder:
     @torch.no_grad()
     def absorb(self, state: SpectralState, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> SpectralState:
         """The state after the keys (B, H, S, D) and values (B, H, S, E); the given one is left as it is."""
+        _check_rows(state, k)
+        k, v = k.to(state.product.dtype), v.to(state.product.dtype)
         with torch.autocast(k.device.type, enabled=False):
             tile = self._tile(k, v, key_mask)
             carry = Carry(state.product.clone(), state.total.clone(), state.shift.clone())
@@ -57,13 +59,17 @@ class SpectralDecoder:
     @torch.no_grad()
     def read(self, state: SpectralState, q: Tensor) -> Tensor:
         """Results (B, H, L, E) of the queries (B, H, L, D), each against all keys absorbed so far."""
+        _check_rows(state, q)
         batch, heads, length, _ = q.shape
+        queries = q.to(state.product.dtype)
         value_dim = state.total.shape[-1] - 1
+        out = q.new_empty(batch, heads, length, value_dim)
         with torch.autocast(q.device.type, enabled=False):
-            tile = self._tile(q, q.new_empty(batch, heads, length, value_dim), None)
+            tile = self._tile(queries, queries.new_empty(batch, heads, length, value_dim), None)
             carry = Carry(state.product, state.total, state.shift)
-            out = carry.attend(tile, tile.queries(0, length)).out
-        return out.view(batch, heads, length, value_dim).to(q.dtype)
+            for start, stop in chunk_bounds(length, PROMPT_CHUNK):
+                out.flatten(0, 1)[:, start:stop] = carry.attend(tile, tile.queries(start, stop)).out
+        return out
 
     def _tile(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tile:
         """All rows in one tile."""
@@ -71,3 +77,10 @@ class SpectralDecoder:
         fmap = make_feature_map(self.feature_map, self.norm_coefficient)
         problem = Problem(k, k, v, self.omega, self.mean, key_mask, fmap, self.smoothing * scale)
         return Tile(problem, slice(0, k.shape[0]), slice(0, k.shape[1]))
+
+
+def _check_rows(state: SpectralState, tokens: Tensor) -> None:
+    """Raises ValueError if the tokens (B, H, ., D) are not for the rows of the state."""
+    batch, heads = tokens.shape[:2]
+    if state.product.shape[0] != batch * heads:
+        raise ValueError(f"the state is for {state.product.shape[0] // heads} sequences, got a batch of {batch}")

@@ -8,6 +8,8 @@ torch custom ops, so that autograd and torch.compile see the product whole. Memo
 of features is.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -112,14 +114,16 @@ def _check(
             f"feature_map {feature_map!r} {'takes no' if feature_map == 'elu' else 'needs'} frequencies (omega)"
         )
     if omega is not None and (
-        omega.dim() != 3 or omega.shape[0] not in (1, q.shape[1]) or omega.shape[2] != q.shape[3]
+        omega.dim() != 3 or omega.shape[0] not in (1, q.shape[1]) or omega.shape[1] == 0 or omega.shape[2] != q.shape[3]
     ):
-        raise ValueError(f"omega must be ({q.shape[1]} or 1, R, {q.shape[3]}), got {tuple(omega.shape)}")
-    if mean is not None and (feature_map != "rks" or mean.dim() != 2 or mean.shape[0] not in (1, q.shape[1])):
+        raise ValueError(f"omega must be ({q.shape[1]} or 1, R, {q.shape[3]}) with R >= 1, got {tuple(omega.shape)}")
+    if mean is not None and (
+        feature_map != "rks" or mean.dim() != 2 or mean.shape[0] not in (1, q.shape[1]) or mean.shape[1] != q.shape[3]
+    ):
         raise ValueError(
             f"mean must be ({q.shape[1]} or 1, {q.shape[3]}) and goes with 'rks' only, got {tuple(mean.shape)}"
         )
-    if smoothing < 0 or (smoothing > 0 and feature_map != "rks"):
+    if not 0 <= smoothing < math.inf or (smoothing > 0 and feature_map != "rks"):
         raise ValueError(f"smoothing must be >= 0, and 0 for {feature_map!r}, got {smoothing}")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")

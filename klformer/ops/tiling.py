@@ -37,7 +37,8 @@ class Problem:
     @property
     def dtype(self) -> torch.dtype:
         """The working precision: at least float32, whatever the operands are stored in."""
-        return torch.promote_types(self.q.dtype, torch.float32)
+        operands = torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)
+        return torch.promote_types(operands, torch.float32)
 
     @property
     def num_projections(self) -> int:

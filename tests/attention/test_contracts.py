@@ -21,8 +21,7 @@ from support import (
 )
 
 import klformer
-from klformer.attention.kernelized import KernelizedAttention
-from klformer.kernels import SPECTRA
+from klformer.kernels import SPECTRA, exact
 
 NAMES = klformer.attention_names()
 KERNELS = [name for name in NAMES if name != "softmax"]
@@ -148,6 +147,27 @@ def test_steps_equal_the_causal_sequence(name):
 
 
 @every_attention
+def test_a_step_takes_one_token_of_its_own_batch(name):
+    mechanism, x = build(name).eval(), operands(causal=True)
+    with pytest.raises(ValueError, match=f"a step takes one token, got {QUERIES}"):
+        mechanism.step(*x, mechanism.initial_state(BATCH))
+    if name in KERNELS:
+        with pytest.raises(ValueError, match="the state is for 5 sequences, got a batch of 2"):
+            mechanism.step(*(s[:, :, :1] for s in x), mechanism.initial_state(5))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("module", "tokens"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_steps_take_the_precisions_that_forward_takes(name, module, tokens):
+    mechanism, x = build(name, dtype=module).eval(), operands(dtype=tokens, causal=True)
+    expected = mechanism(*x, causal=True)
+    out, _ = mechanism.step(*(s[:, :, :1] for s in x), mechanism.initial_state(BATCH))
+    assert out.dtype == expected.dtype == tokens
+    assert relative_error(out, expected[:, :, :1]) < 1e-5
+    assert mechanism.features(x.q).dtype == tokens
+
+
+@every_attention
 def test_a_prompt_is_absorbed_at_once(name):
     mechanism, x = build(name).eval(), operands()
     key_mask = half_masked()
@@ -227,6 +247,20 @@ def test_frozen_kernel_stays_as_it_is(name):
 
 
 @every_attention
+def test_forward_leaves_no_trace(name):
+    """Training, decoding and looking at features change no buffer: only `resample` does."""
+    mechanism, x = build(name), operands(causal=True)
+    before = {key: tensor.clone() for key, tensor in mechanism.state_dict().items()}
+    mechanism(*x, causal=True)
+    mechanism.step(*(s[:, :, :1] for s in x), mechanism.initial_state(BATCH))
+    if name in KERNELS:
+        mechanism.features(x.q)
+    after = mechanism.state_dict()
+    assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
+    assert torch.equal(mechanism.eval()(*x, causal=True), mechanism.train()(*x, causal=True))
+
+
+@every_attention
 @both_directions
 @pytest.mark.parametrize("std", [0.0, 1e-3, 32.0, 1e4])
 def test_extreme_inputs_stay_finite(name, causal, std):
@@ -236,6 +270,7 @@ def test_extreme_inputs_stay_finite(name, causal, std):
     out.sum().backward()
     assert out.isfinite().all()
     assert all(t.grad.isfinite().all() for t in x)
+    assert all(p.grad.isfinite().all() for p in mechanism.parameters())
 
 
 @every_attention
@@ -253,13 +288,19 @@ def test_half_precision_inputs(name, causal, dtype):
     assert all(t.grad.dtype == dtype and t.grad.isfinite().all() for t in x)
 
 
-@every_attention
-def test_autocast_computes_features_in_float32(name):
+@pytest.mark.parametrize("name", KERNELS)
+def test_autocast_computes_kernels_in_float32(name):
     mechanism, x = build(name, dtype=torch.float32), operands(dtype=torch.float32)
-    expected = mechanism(*x)
+    expected, features = mechanism(*x), mechanism.features(x.q)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = mechanism(*x)
-    assert relative_error(out, expected) < (1e-6 if name in ("linear-elu", "rbf-rks", "performer") else 2e-2)
+        assert torch.equal(mechanism(*x), expected)
+        assert torch.equal(mechanism.features(x.q), features)
+
+
+def test_autocast_with_softmax_is_torchs_own():
+    mechanism, x = build("softmax", dtype=torch.float32), operands(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert relative_error(mechanism(*x), mechanism(*x).float()) < 2e-2
 
 
 @every_attention
@@ -339,8 +380,15 @@ def test_unknown_names_and_options():
         klformer.build_attention("gmm-rks", **sizes, num_frequency=8)
     with pytest.raises(TypeError, match="softmax has no option 'smoothing'"):
         klformer.build_attention("softmax", **sizes, smoothing=1.0)
-    with pytest.raises(ValueError, match="smoothing must be at least 0"):
-        klformer.build_attention("gmm-rks", **sizes, smoothing=-1.0)
+    for option, value, error, message in [
+        ("smoothing", -1.0, ValueError, "smoothing must be finite and at least 0, got -1.0"),
+        ("smoothing", float("nan"), ValueError, "smoothing must be finite"),
+        ("smoothing", "1", TypeError, "smoothing must be a number, got '1'"),
+        ("tied", "no", TypeError, "tied must be True or False, got 'no'"),
+        ("frozen", "false", TypeError, "frozen must be True or False"),
+    ]:
+        with pytest.raises(error, match=message):
+            klformer.build_attention("gmm-rks", **sizes, **{option: value})
     with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
         klformer.build_attention("softmax", num_heads=0, head_dim=4)
     with pytest.raises(TypeError, match="head_dim must be an int"):
@@ -349,13 +397,37 @@ def test_unknown_names_and_options():
         klformer.build_attention("softmax", **sizes).features(torch.zeros(1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_features_are_the_kernel_with_smoothing(name):
-    mechanism, x = build(name), operands()
-    assert isinstance(mechanism, KernelizedAttention)
-    same = (mechanism.features(x.q) ** 2).sum(-1)
-    if name.endswith("rks"):
-        torch.testing.assert_close(same, torch.full_like(same, 2.0), msg="kappa(x, x) + smoothing must be 1 + 1")
+def test_kernels_have_the_scale_and_the_coefficients_that_they_should():
+    """Against closed forms that share nothing with the code: scaling by D^(-1/4), smoothing, norm coefficients."""
+    x = operands(std=0.5)
+    scaled = [t * HEAD_DIM**-0.25 for t in (x.q, x.k)]
+    many = {"num_heads": HEADS, "head_dim": HEAD_DIM, "num_frequencies": 200_000}
+    for name, options, expected in [
+        ("rbf-rks", {"smoothing": 0.0}, exact.gaussian_kernel(*scaled)),
+        ("rbf-rks", {}, exact.gaussian_kernel(*scaled) + 1),
+        ("rbf-rks", {"smoothing": 0.25, "lengthscale": 2.0}, exact.gaussian_kernel(*scaled, lengthscale=2.0) + 0.25),
+        ("performer", {}, exact.softmax_kernel(*scaled)),
+        ("performer", {"norm_coefficient": 1.0}, exact.gaussian_kernel(*scaled)),
+        ("fastfood-prf", {"init": "structured", "learn": "none"}, exact.gaussian_kernel(*scaled)),
+    ]:
+        mechanism = klformer.build_attention(name, **many, **options).double()
+        features = (mechanism.features(x.q, role="query"), mechanism.features(x.k, role="key"))
+        estimate = features[0] @ features[1].transpose(-1, -2)
+        assert relative_error(estimate, expected) < 0.02, (name, options)
+
+
+def test_performer_is_softmax_attention_with_many_features():
+    x = operands(std=0.5)
+    softmax, performer = build("softmax"), build("performer", num_frequencies=100_000)
+    assert relative_error(performer(*x), softmax(*x)) < 0.01
+
+
+def test_features_want_the_right_shape_and_role():
+    mechanism = build("gmm-rks")
+    with pytest.raises(ValueError, match="role must be one of 'query', 'key', got 'kye'"):
+        mechanism.features(operands().q, role="kye")
+    with pytest.raises(ValueError, match="x must have shape"):
+        mechanism.features(operands(heads=1).q)
 
 
 @every_attention

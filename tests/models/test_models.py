@@ -138,7 +138,7 @@ def test_pair_classifier_runs_its_encoder_twice(name):
 
 
 def test_embedding_with_an_offset_continues_the_sequence():
-    embedding = SequenceEmbedding(model_dim=DIM, max_len=9, vocab_size=5, cls=True).eval()
+    embedding = SequenceEmbedding(model_dim=DIM, max_len=9, vocab_size=5, cls=False).eval()
     tokens = torch.randint(0, 5, (BATCH, 9))
     whole, _ = embedding(tokens)
     first, _ = embedding(tokens[:, :4])
@@ -146,6 +146,8 @@ def test_embedding_with_an_offset_continues_the_sequence():
     torch.testing.assert_close(torch.cat([first, rest], dim=1), whole)
     with pytest.raises(ValueError, match="sequence of 10 tokens is longer than max_len=9"):
         embedding(torch.zeros(1, 10, dtype=torch.long))
+    with pytest.raises(ValueError, match="offset is for decoding, which has no CLS token"):
+        SequenceEmbedding(model_dim=DIM, max_len=9, vocab_size=5)(tokens[:, :1], offset=3)
 
 
 def test_sinusoidal_positions():
