@@ -22,8 +22,8 @@ class AttentionMechanism(nn.Module, ABC):
         num_heads: Heads H.
         head_dim: Size D of queries and keys.
         value_dim: Size E of values; D if None.
-        max_len: Longest sequence that will be seen; `forward` refuses longer ones. Mechanisms whose parameters depend on
-            the length need it, the others may leave it out.
+        max_len: Longest sequence that will be seen; `forward` refuses longer ones. Mechanisms whose parameters depend
+            on the length need it, the others may leave it out.
     """
 
     #: Query i can be kept from seeing keys after i; such mechanisms can decode step by step as well.
