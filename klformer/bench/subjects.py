@@ -136,13 +136,13 @@ def matrix_products(feature_map: str, operands: Operands) -> Callable[[], None]:
 
     def run() -> None:
         for tile in problem.tiles(chunk):
-            n, columns = tile.num_rows, problem.value_columns
-            phi = torch.ones(n, chunk, num_features)
-            values = torch.ones(n, chunk, columns)
+            n, columns, head_dim = tile.num_rows, problem.value_columns, omega.shape[-1]
+            phi = torch.ones(fmap.copies * n, chunk, num_frequencies)
+            values = torch.ones(fmap.copies * n, chunk, columns)
             d_scores = torch.ones(n, chunk, num_frequencies)
-            x = torch.ones(n, chunk, omega.shape[-1])
-            frequencies = torch.ones(n, num_frequencies, omega.shape[-1])
-            state, d_omega = torch.zeros(n, num_features, columns), torch.zeros_like(frequencies)
+            x, frequencies = torch.ones(n, chunk, head_dim), torch.ones(n, num_frequencies, head_dim)
+            state = torch.zeros(fmap.copies * n, num_frequencies, columns)
+            d_omega = torch.zeros_like(frequencies)
             for start, stop in chunk_bounds(length, chunk):
                 size = stop - start
                 for absorbs in (True, False):  # keys, then queries

@@ -36,8 +36,7 @@ def forward(problem: Problem, chunk: int) -> Residuals:
         carry = Carry.before_first(tile)
         for start, stop in chunk_bounds(problem.k.shape[2], chunk):
             carry.absorb(tile, start, stop)
-        saved.state[tile.rows] = carry.state
-        saved.key_shift[tile.rows] = carry.shift
+        saved.save_state(tile, carry)
         for start, stop in chunk_bounds(problem.q.shape[2], chunk):
             carry.attend(tile, tile.queries(start, stop)).store(saved, tile, start, stop)
     return saved
@@ -45,11 +44,10 @@ def forward(problem: Problem, chunk: int) -> Residuals:
 
 def backward(problem: Problem, d_out: Tensor, saved: Residuals, chunk: int, need_omega: bool) -> Gradients:
     """Gradients of the operands; that of the frequencies only where it is needed."""
-    grads = empty_gradients(problem, need_omega)
+    grads, fmap = empty_gradients(problem, need_omega), problem.feature_map
     for tile in problem.tiles(chunk):
         collect = ParameterGradients(tile, need_omega)
-        state = saved.state[tile.rows]
-        shift = saved.key_shift[tile.rows]
+        state, shift = saved.load_state(tile)
         d_state = torch.zeros_like(state)
         d_total = state.new_zeros(tile.num_rows, 1, problem.v.shape[-1] + 1)
         for start, stop in chunk_bounds(problem.q.shape[2], chunk):
@@ -57,16 +55,17 @@ def backward(problem: Problem, d_out: Tensor, saved: Residuals, chunk: int, need
             phi = query_features(tile, queries, shift, saved.query_shift[tile.rows, start:stop])
             d_product, d_angle = product_gradient(tile, d_out, saved, start, stop)
             d_total += d_product.sum(1, keepdim=True)
-            d_modulated = modulate(d_product, tile.angle(queries))
+            d_modulated = fmap.repeat(modulate(d_product, tile.angle(queries)))
             d_state.baddbmm_(phi.transpose(1, 2), d_modulated)
-            d_scores = problem.feature_map.vjp(phi, torch.bmm(d_modulated, state.transpose(1, 2)))
+            d_scores = fmap.vjp(phi, torch.bmm(d_modulated, state.transpose(1, 2)))
             collect.store_queries(grads.q, queries, d_scores, d_angle, start, stop)
         for start, stop in chunk_bounds(problem.k.shape[2], chunk):
             keys, values = tile.keys(start, stop), tile.values(start, stop)
             angle = tile.angle(keys)
             phi = key_features(tile, keys, shift, start, stop)
-            d_scores = problem.feature_map.vjp(phi, torch.bmm(modulate(values, angle), d_state.transpose(1, 2)))
-            d_values, d_angle = modulate_vjp(values, torch.bmm(phi, d_state), angle)
+            d_values, d_angle = modulate_vjp(values, fmap.merge(torch.bmm(phi, d_state)), angle)
+            modulated = fmap.repeat(modulate(values, angle))
+            d_scores = fmap.vjp(phi, torch.bmm(modulated, d_state.transpose(1, 2)))
             if problem.smoothing:
                 d_values.add_(d_total, alpha=problem.smoothing)
             collect.store_keys(grads.k, keys, d_scores, d_angle, start, stop)

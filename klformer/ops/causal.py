@@ -53,7 +53,7 @@ def forward(problem: Problem, chunk: int) -> Residuals:
         carry = Carry.before_first(tile)
         for index, (start, stop) in enumerate(chunk_bounds(length, chunk)):
             if index % CHUNKS_PER_CHECKPOINT == 0:
-                _save_checkpoint(saved, tile, carry, index // CHUNKS_PER_CHECKPOINT)
+                saved.save_state(tile, carry, index // CHUNKS_PER_CHECKPOINT)
             pending = [(start, stop)]
             while pending:
                 segment = pending.pop()
@@ -82,8 +82,9 @@ def _forward_segment(tile: Tile, carry: Carry, saved: Residuals, start: int, sto
         query_shift = shift_queries(query_scores, shift)
     phi_k, phi_q = fmap.features(key_scores), fmap.features(query_scores)
     modulated = modulate(values, tile.angle(keys))
-    scores = torch.bmm(phi_q, phi_k.transpose(1, 2)).tril_()
-    product, slope = demodulate(torch.bmm(phi_q, state).baddbmm_(scores, modulated), tile.angle(queries))
+    scores = fmap.merge(torch.bmm(phi_q, phi_k.transpose(1, 2))).tril_()
+    product = fmap.merge(torch.bmm(phi_q, state)).baddbmm_(scores, modulated)
+    product, slope = demodulate(product, tile.angle(queries))
     if problem.smoothing:
         product.add_(values.cumsum(1).add_(carry.total), alpha=problem.smoothing)
     attended = Attended.divide(product, slope, query_shift)
@@ -91,7 +92,8 @@ def _forward_segment(tile: Tile, carry: Carry, saved: Residuals, start: int, sto
         return None
     attended.store(saved, tile, start, stop)
     total = carry.total + values.sum(1, keepdim=True) if problem.smoothing else carry.total
-    return Carry(state=state.baddbmm_(phi_k.transpose(1, 2), modulated), total=total, shift=shift)
+    state.baddbmm_(phi_k.transpose(1, 2), fmap.repeat(modulated))
+    return Carry(state=state, total=total, shift=shift)
 
 
 def _underflowed(tile: Tile, carry: Carry, denominator: Tensor, start: int, stop: int) -> bool:
@@ -101,12 +103,6 @@ def _underflowed(tile: Tile, carry: Carry, denominator: Tensor, start: int, stop
     if dropped is not None:
         tiny &= (carry.shift[..., :1] > NO_KEY) | (~dropped).cumsum(1).bool()
     return bool(tiny.any())
-
-
-def _save_checkpoint(saved: Residuals, tile: Tile, carry: Carry, index: int) -> None:
-    num_features = carry.state.shape[1]
-    saved.state[tile.rows, index * num_features : (index + 1) * num_features] = carry.state
-    saved.key_shift[tile.rows, index : index + 1] = carry.shift
 
 
 @dataclass
@@ -128,7 +124,7 @@ def backward(problem: Problem, d_out: Tensor, saved: Residuals, chunk: int, need
     length, stretch = problem.q.shape[2], chunk * CHUNKS_PER_CHECKPOINT
     for tile in problem.tiles(chunk):
         collect = ParameterGradients(tile, need_omega)
-        d_state = saved.state.new_zeros(tile.num_rows, problem.num_features, problem.value_columns)
+        d_state = torch.zeros_like(Carry.before_first(tile).state)
         d_total = d_state.new_zeros(tile.num_rows, 1, problem.v.shape[-1] + 1)
         for index in reversed(range(num_checkpoints(length, chunk))):
             bounds = list(_segment_bounds(saved, tile, index * stretch, min((index + 1) * stretch, length), chunk))
@@ -151,9 +147,7 @@ def _segment_bounds(saved: Residuals, tile: Tile, start: int, stop: int, chunk: 
 def _segments_of_stretch(tile: Tile, saved: Residuals, index: int, bounds: list[tuple[int, int]]) -> list[_Segment]:
     """Carry the state forward through a stretch again, from its checkpoint."""
     problem = tile.problem
-    num_features = problem.num_features
-    state = saved.state[tile.rows, index * num_features : (index + 1) * num_features].clone()
-    shift = saved.key_shift[tile.rows, index : index + 1]
+    state, shift = saved.load_state(tile, index)
     segments = []
     for start, stop in bounds:
         keys = tile.keys(start, stop)
@@ -166,7 +160,8 @@ def _segments_of_stretch(tile: Tile, saved: Residuals, index: int, bounds: list[
             scores -= shift
         phi_k = problem.feature_map.features(scores)
         segments.append(_Segment(start, stop, keys, phi_k, state.clone(), shift, rescale))
-        state.baddbmm_(phi_k.transpose(1, 2), modulate(tile.values(start, stop), tile.angle(keys)))
+        modulated = modulate(tile.values(start, stop), tile.angle(keys))
+        state.baddbmm_(phi_k.transpose(1, 2), problem.feature_map.repeat(modulated))
     return segments
 
 
@@ -191,11 +186,12 @@ def _backward_segment(
     d_product, d_query_angle = product_gradient(tile, d_out, saved, start, stop)
     d_modulated = modulate(d_product, query_angle)
 
-    scores = torch.bmm(phi_q, phi_k.transpose(1, 2)).tril_()
+    scores = fmap.merge(torch.bmm(phi_q, phi_k.transpose(1, 2))).tril_()
     d_scores = torch.bmm(d_modulated, modulated.transpose(1, 2)).tril_()
+    d_weighted = fmap.merge(torch.bmm(phi_k, d_state)).baddbmm_(scores.transpose(1, 2), d_modulated)
+    d_modulated, modulated, d_scores = (fmap.repeat(x) for x in (d_modulated, modulated, d_scores))
     d_phi_q = torch.bmm(d_modulated, segment.state.transpose(1, 2)).baddbmm_(d_scores, phi_k)
     d_phi_k = torch.bmm(modulated, d_state.transpose(1, 2)).baddbmm_(d_scores.transpose(1, 2), phi_q)
-    d_weighted = torch.bmm(phi_k, d_state).baddbmm_(scores.transpose(1, 2), d_modulated)
     d_values, d_key_angle = modulate_vjp(values, d_weighted, key_angle)
     if tile.problem.smoothing:
         # Every key is in the totals of its own and all later queries.

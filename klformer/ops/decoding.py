@@ -21,7 +21,7 @@ PROMPT_CHUNK = 256
 class SpectralState:
     """Everything that attention needs of the keys and values seen so far. Rows are (batch, head) pairs."""
 
-    product: Tensor  # (B * H, F, W): sum of phi(k) [v, 1]^T
+    product: Tensor  # (copies * B * H, R, W): sum of phi(k) [v, 1]^T
     total: Tensor  # (B * H, 1, E + 1): sum of [v, 1]
     shift: Tensor  # (B * H, 1, R or 0): the keys' maxima that the product refers to
 
@@ -82,5 +82,5 @@ class SpectralDecoder:
 def _check_rows(state: SpectralState, tokens: Tensor) -> None:
     """Raises ValueError if the tokens (B, H, ., D) are not for the rows of the state."""
     batch, heads = tokens.shape[:2]
-    if state.product.shape[0] != batch * heads:
-        raise ValueError(f"the state is for {state.product.shape[0] // heads} sequences, got a batch of {batch}")
+    if state.total.shape[0] != batch * heads:
+        raise ValueError(f"the state is for {state.total.shape[0] // heads} sequences, got a batch of {batch}")

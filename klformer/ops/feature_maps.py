@@ -24,14 +24,21 @@ class FeatureMap(ABC):
 
     #: The features are exponentials of the scores, so that a shift of the scores is a factor of the features.
     exponential = False
+    #: Features made of each projection; F = copies R. They stand one copy after the other along the rows, not side by
+    #: side: each copy is contiguous, and a product with all of them is one batched matrix product of twice the rows.
+    copies = 1
 
-    @abstractmethod
-    def num_features(self, num_projections: int) -> int:
-        """Features F made of one input with `num_projections` projections."""
+    def repeat(self, x: Tensor) -> Tensor:
+        """(rows, ...) -> (copies rows, ...): the same operand for every copy."""
+        return x if self.copies == 1 else x.expand(self.copies, *x.shape).flatten(0, 1)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """(copies rows, ...) -> (rows, ...): the sum over the copies."""
+        return x if self.copies == 1 else x.view(self.copies, x.shape[0] // self.copies, *x.shape[1:]).sum(0)
 
     @abstractmethod
     def features(self, scores: Tensor) -> Tensor:
-        """Features (rows, chunk, F) of scores (rows, chunk, R). May overwrite the scores."""
+        """Features (copies rows, chunk, R) of scores (rows, chunk, R). May overwrite the scores."""
 
     @abstractmethod
     def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
@@ -57,19 +64,17 @@ class FeatureMap(ABC):
 class RandomKitchenSinks(FeatureMap):
     """phi(x) = [cos u, sin u]; phi(q).phi(k) = sum_r cos(omega_r.(q - k))."""
 
-    def num_features(self, num_projections: int) -> int:
-        return 2 * num_projections
+    copies = 2
 
     def features(self, scores: Tensor) -> Tensor:
-        num_projections = scores.shape[-1]
-        phi = scores.new_empty(*scores.shape[:-1], 2 * num_projections)
-        torch.cos(scores, out=phi[..., :num_projections])
-        torch.sin(scores, out=phi[..., num_projections:])
-        return phi
+        phi = scores.new_empty(2, *scores.shape)
+        torch.cos(scores, out=phi[0])
+        torch.sin(scores, out=phi[1])
+        return phi.flatten(0, 1)
 
     def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
-        cos, sin = phi.chunk(2, dim=-1)
-        d_cos, d_sin = d_phi.chunk(2, dim=-1)
+        cos, sin = phi.chunk(2)
+        d_cos, d_sin = d_phi.chunk(2)
         return d_sin.mul_(cos).addcmul_(sin, d_cos, value=-1)
 
 
@@ -83,9 +88,6 @@ class PositiveRandomFeatures(FeatureMap):
 
     def __init__(self, norm_coefficient: float) -> None:
         self.norm_coefficient = norm_coefficient
-
-    def num_features(self, num_projections: int) -> int:
-        return num_projections
 
     def features(self, scores: Tensor) -> Tensor:
         return scores.exp_()
@@ -103,9 +105,6 @@ class PositiveRandomFeatures(FeatureMap):
 
 class EluPlusOne(FeatureMap):
     """phi(x) = elu(x) + 1 = max(x + 1, e^x), the LinearElu map."""
-
-    def num_features(self, num_projections: int) -> int:
-        return num_projections
 
     def features(self, scores: Tensor) -> Tensor:
         # elu(x) + 1 written so that e^x keeps its digits where it is small.

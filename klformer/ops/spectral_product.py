@@ -57,7 +57,7 @@ def spectral_product(
         ValueError: if a shape or a combination of arguments is impossible.
     """
     _check(q, k, v, omega, mean, key_mask, feature_map, smoothing, causal, chunk)
-    num_features = make_feature_map(feature_map).num_features(q.shape[-1] if omega is None else omega.shape[-2])
+    num_features = make_feature_map(feature_map).copies * (q.shape[-1] if omega is None else omega.shape[-2])
     # The features leave out the factor 1/R, so that the constant takes R: a common factor cancels in the quotient.
     scale = 1 if omega is None else omega.shape[-2]
     if chunk is None:

@@ -21,11 +21,21 @@ class Residuals:
 
     out: Tensor  # (B, H, L, E)
     denominator: Tensor  # (B * H, L, 1), of the shifted features
-    state: Tensor  # (B * H, F, W), or one a checkpoint where causal
+    state: Tensor  # (copies, B * H, 1, R, W); causal: one for each checkpoint instead of 1
     key_shift: Tensor  # (B * H, 1, R) running maximum of the keys' scores; R = 0 where the map needs none
     query_shift: Tensor  # (B * H, L, 1) maximum of the queries' scores; L = 0 likewise
     slope: Tensor  # (B, H, L, E) derivative of `out` by the query's angle; E = 0 without a tied mean
     starts: Tensor  # (B * H, L) bool: where a causal segment starts; L = 0 where segments are the chunks
+
+    def save_state(self, tile: Tile, carry: "Carry", index: int = 0) -> None:
+        """Keep what a tile has carried to a checkpoint."""
+        copies = tile.problem.feature_map.copies
+        self.state[:, tile.rows, index] = carry.state.view(copies, tile.num_rows, *carry.state.shape[1:])
+        self.key_shift[tile.rows, index : index + 1] = carry.shift
+
+    def load_state(self, tile: Tile, index: int = 0) -> tuple[Tensor, Tensor]:
+        """State (copies n, R, W), a copy, and the keys' maxima (n, 1, R or 0) at a checkpoint."""
+        return self.state[:, tile.rows, index].flatten(0, 1).clone(), self.key_shift[tile.rows, index : index + 1]
 
 
 @dataclass
@@ -43,7 +53,7 @@ class Gradients:
 class Carry:
     """Everything that is kept of the keys seen so far, for the rows of one tile."""
 
-    state: Tensor  # (n, F, W), sum of phi(k) [v, 1]^T
+    state: Tensor  # (copies n, R, W), sum of phi(k) [v, 1]^T
     total: Tensor  # (n, 1, E + 1), sum of [v, 1], for smoothing
     shift: Tensor  # (n, 1, R), the keys' maxima that the state refers to; R = 0 where the map needs none
 
@@ -52,7 +62,12 @@ class Carry:
         problem, new_zeros = tile.problem, tile.problem.k.new_zeros
         num_shifts = problem.num_projections if problem.feature_map.exponential else 0
         return Carry(
-            state=new_zeros(tile.num_rows, problem.num_features, problem.value_columns, dtype=problem.dtype),
+            state=new_zeros(
+                problem.feature_map.copies * tile.num_rows,
+                problem.num_projections,
+                problem.value_columns,
+                dtype=problem.dtype,
+            ),
             total=new_zeros(tile.num_rows, 1, problem.v.shape[-1] + 1, dtype=problem.dtype),
             shift=new_zeros(tile.num_rows, 1, num_shifts, dtype=problem.dtype).fill_(NO_KEY),
         )
@@ -66,7 +81,8 @@ class Carry:
             self.shift = raise_shift(self.shift, scores, self.state)
             scores -= self.shift
         phi = problem.feature_map.features(scores)
-        self.state.baddbmm_(phi.transpose(1, 2), modulate(values, tile.angle(keys)))
+        modulated = problem.feature_map.repeat(modulate(values, tile.angle(keys)))
+        self.state.baddbmm_(phi.transpose(1, 2), modulated)
         if problem.smoothing:
             self.total += values.sum(1, keepdim=True)
 
@@ -78,7 +94,8 @@ class Carry:
         if problem.feature_map.exponential:
             query_shift = shift_queries(scores, self.shift)
         phi = problem.feature_map.features(scores)
-        product, slope = demodulate(torch.bmm(phi, self.state), tile.angle(queries))
+        product = problem.feature_map.merge(torch.bmm(phi, self.state))
+        product, slope = demodulate(product, tile.angle(queries))
         if problem.smoothing:
             product.add_(self.total, alpha=problem.smoothing)
         return Attended.divide(product, slope, query_shift)
@@ -226,7 +243,7 @@ def empty_residuals(problem: Problem, *, num_states: int) -> Residuals:
     return Residuals(
         out=empty(batch, heads, length, num_values, dtype=problem.v.dtype),
         denominator=empty(rows, length, 1),
-        state=empty(rows, num_states * problem.num_features, problem.value_columns),
+        state=empty(problem.feature_map.copies, rows, num_states, problem.num_projections, problem.value_columns),
         key_shift=empty(rows, num_states, problem.num_projections if exponential else 0),
         query_shift=empty(rows, length if exponential else 0, 1),
         slope=empty(batch, heads, length, num_values if tied else 0),

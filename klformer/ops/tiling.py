@@ -46,7 +46,7 @@ class Problem:
 
     @property
     def num_features(self) -> int:
-        return self.feature_map.num_features(self.num_projections)
+        return self.feature_map.copies * self.num_projections
 
     @property
     def value_columns(self) -> int:
