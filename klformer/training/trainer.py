@@ -44,6 +44,7 @@ class Progress:
 
     step: int = 0
     best_accuracy: float = -1.0
+    best_loss: float = 1e30
     best_step: int = 0
     seconds: float = 0.0
     tokens: int = 0
@@ -267,8 +268,9 @@ class Trainer:
         for percent in range(10, 100, 10):
             if result.mean >= percent / 100:
                 progress.first_reached.setdefault(str(percent), step)
-        if result.mean > progress.best_accuracy:
-            progress.best_accuracy, progress.best_step = result.mean, step
+        # Among equal accuracies the lower loss: the first 100% on one draw is not the most reliable model.
+        if (result.mean, -result.loss) > (progress.best_accuracy, -progress.best_loss):
+            progress.best_accuracy, progress.best_loss, progress.best_step = result.mean, result.loss, step
             if self.accelerator.is_main_process:
                 self.store.save("best", step, {WEIGHTS: self._weights()}, {"validation_accuracy": result.mean})
                 self.store.prune("best", 1)
