@@ -348,12 +348,18 @@ def _data(command: Data) -> None:
 def _list() -> None:
     console = Console(width=max(110, Console().width))
     attentions = Table(title="attentions", title_justify="left")
-    for column in ("name", "what it is", "cost", "options and their defaults"):
+    for column in ("name", "what it is", "time", "can also be", "options and their defaults"):
         attentions.add_column(column)
     for name in attention_names():
         options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
-        cost = "linear" if build_attention(name, num_heads=1, head_dim=2).is_linear else "quadratic"
-        attentions.add_row(name, ATTENTIONS[name].summary, cost, options)
+        mechanism = build_attention(name, num_heads=1, head_dim=2, max_len=4)
+        abilities = {
+            "causal": mechanism.supports_causal,
+            "cross": mechanism.supports_cross,
+            "decoding": mechanism.supports_decoding,
+        }
+        able = ", ".join(ability for ability, has in abilities.items() if has) or "-"
+        attentions.add_row(name, ATTENTIONS[name].summary, mechanism.cost, able, options)
     console.print(attentions)
     tasks = Table(title="tasks", title_justify="left")
     for column in ("name", "what it is", *(f"preset {name}" for name in PRESETS)):

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 import klformer
-from klformer.attention.softmax import SoftmaxAttention
-from klformer.ops import reference
 
 # A swapped axis can't pass: every size is its own prime (frequencies come in pairs for the tied mixture).
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM, VALUE_DIM, FREQUENCIES = 2, 3, 11, 13, 5, 7, 34
+MAX_LEN = 512
 
 
 @dataclass
@@ -29,9 +28,9 @@ class Operands:
 
 
 def operands(
-    *, dtype=torch.float64, causal=False, batch=BATCH, queries=QUERIES, keys=KEYS, std=1.0, heads=HEADS
+    *, dtype=torch.float64, causal=False, own_keys=False, batch=BATCH, queries=QUERIES, keys=KEYS, std=1.0, heads=HEADS
 ) -> Operands:
-    if causal:
+    if causal or own_keys:
         keys = queries
     return Operands(
         q=std * torch.randn(batch, heads, queries, HEAD_DIM, dtype=dtype),
@@ -40,14 +39,43 @@ def operands(
     )
 
 
+#: Options at which short sequences have several blocks, chunks and buckets.
+SMALL_OPTIONS = {
+    "local": {"block_size": 4},
+    "longformer": {"window": 4, "num_global": 2},
+    "bigbird": {"block_size": 2, "random_blocks": 1},
+    "sparse": {"block_size": 4, "num_summary": 2},
+    "linformer": {"rank": 6},
+    "reformer": {"num_buckets": 2, "chunk_size": 2, "num_rounds": 2},
+    "sinkhorn": {"block_size": 4, "iterations": 2},
+    "synthesizer": {"rank": 6},
+}
+
+
+def small_options(name: str) -> dict:
+    """Options of an attention for short sequences and few frequencies."""
+    if "num_frequencies" in klformer.attention_options(name):
+        return {"num_frequencies": FREQUENCIES}
+    return SMALL_OPTIONS.get(name, {})
+
+
 def build(name: str, *, dtype=torch.float64, **options) -> klformer.AttentionMechanism:
     """The attention at the sizes above."""
-    if "num_frequencies" in klformer.attention_options(name):
-        options.setdefault("num_frequencies", FREQUENCIES)
     mechanism = klformer.build_attention(
-        name, num_heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, max_len=512, **options
+        name,
+        num_heads=HEADS,
+        head_dim=HEAD_DIM,
+        value_dim=VALUE_DIM,
+        max_len=MAX_LEN,
+        **(small_options(name) | options),
     )
     return mechanism.to(dtype)
+
+
+def problem(name: str, *, dtype=torch.float64, **sizes) -> tuple[klformer.AttentionMechanism, Operands]:
+    """The attention and operands for it: as many keys as queries where it can't do otherwise."""
+    mechanism = build(name, dtype=dtype)
+    return mechanism, operands(dtype=dtype, own_keys=not mechanism.supports_cross, **sizes)
 
 
 def half_masked(batch=BATCH, keys=KEYS) -> Tensor:
@@ -56,15 +84,6 @@ def half_masked(batch=BATCH, keys=KEYS) -> Tensor:
     mask[:, 0] = True
     mask[:, -1] = False
     return mask
-
-
-def quadratic(mechanism: klformer.AttentionMechanism, x: Operands, *, key_mask=None, causal=False) -> Tensor:
-    """The same attention from its definition, through the whole (L, S) matrix."""
-    if isinstance(mechanism, SoftmaxAttention):
-        logits = x.q @ x.k.transpose(-1, -2) / x.q.shape[-1] ** 0.5
-        return reference.attention_from_log_kernel(logits, x.v, key_mask=key_mask, causal=causal)
-    kernel = mechanism.features(x.q, role="query") @ mechanism.features(x.k, role="key").transpose(-1, -2)
-    return reference.attention_from_kernel(kernel, x.v, key_mask=key_mask, causal=causal)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

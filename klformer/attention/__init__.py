@@ -1,6 +1,11 @@
 """Attentions by name, and the multi-head layer around any of them."""
 
-from klformer.attention import kernelized, softmax  # noqa: F401  (they register their attentions)
+# Importing a module registers its attentions, in the order in which they are listed.
+# isort: off
+from klformer.attention import kernelized, softmax  # noqa: F401
+from klformer.attention import local, longformer, bigbird, sparse, linformer, reformer, sinkhorn, synthesizer  # noqa: F401
+
+# isort: on
 from klformer.attention.base import AttentionMechanism, attention_names, attention_options, build_attention
 from klformer.attention.multihead import MultiheadAttention
 

@@ -3,6 +3,7 @@
 Masks: True = keep, everywhere. An attention sees heads only; the projections around it are in `multihead`.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,12 +27,19 @@ class AttentionMechanism(nn.Module, ABC):
             on the length need it, the others may leave it out.
     """
 
-    #: Query i can be kept from seeing keys after i; such mechanisms can decode step by step as well.
+    #: Query i can be kept from seeing keys after i.
     supports_causal: ClassVar[bool] = True
+    #: Sequences can be decoded step by step with a state.
+    supports_decoding: ClassVar[bool] = True
     #: Keys may come from another sequence than queries.
     supports_cross: ClassVar[bool] = True
-    #: Time and memory grow linearly with the length.
-    is_linear: ClassVar[bool] = True
+    #: How the time grows with the length L.
+    cost: ClassVar[str] = "L"
+    #: Parameters depend on the length, so that max_len must be given.
+    needs_max_len: ClassVar[bool] = False
+    #: Whether queries and keys have any effect. A layer makes no projections for what is not used.
+    uses_queries: bool = True
+    uses_keys: bool = True
 
     _anchor: Tensor
 
@@ -45,6 +53,8 @@ class AttentionMechanism(nn.Module, ABC):
         check_count("value_dim", value_dim)
         if max_len is not None:
             check_count("max_len", max_len)
+        elif self.needs_max_len:
+            raise ValueError(f"{type(self).__name__} needs max_len: the longest sequence that it will see")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.value_dim = value_dim
@@ -154,6 +164,16 @@ class AttentionEntry:
 
 
 ATTENTIONS: Registry[AttentionEntry] = Registry("attention")
+
+#: What every mechanism is built with, besides its own options.
+_SIZES = ("num_heads", "head_dim", "value_dim", "max_len")
+
+
+def register_mechanism(name: str, mechanism: type[AttentionMechanism], summary: str) -> None:
+    """Give a mechanism a name. Its options are the other arguments of its constructor, with their defaults."""
+    parameters = inspect.signature(mechanism).parameters
+    options = {key: p.default for key, p in parameters.items() if key not in _SIZES}
+    ATTENTIONS.add(name, AttentionEntry(mechanism, options, summary))
 
 
 def attention_names() -> list[str]:

@@ -54,14 +54,12 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"attention {attention!r} has no causal form")
         self.num_heads = num_heads
         self.causal = causal
-        self.query = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
-        self.key = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
-        self.value = nn.Linear(model_dim, num_heads * self.mechanism.value_dim, bias=bias)
-        self.out = nn.Linear(num_heads * self.mechanism.value_dim, model_dim, bias=bias)
-        for projection in (self.query, self.key, self.value, self.out):
-            nn.init.xavier_uniform_(projection.weight)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        self.head_dim = head_dim
+        inner_dim, values_dim = num_heads * head_dim, num_heads * self.mechanism.value_dim
+        self.query = _projection(model_dim, inner_dim, bias) if self.mechanism.uses_queries else None
+        self.key = _projection(model_dim, inner_dim, bias) if self.mechanism.uses_keys else None
+        self.value = _projection(model_dim, values_dim, bias)
+        self.out = _projection(values_dim, model_dim, bias)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, *, key_mask: Tensor | None = None) -> Tensor:
         """Attend from x (B, L, model_dim) to itself, or to `memory` (B, S, model_dim).
@@ -70,9 +68,8 @@ class MultiheadAttention(nn.Module):
             key_mask: (B, L), or (B, S) with memory; True = keep.
         """
         source = x if memory is None else memory
-        k, v = self._split(self.key(source)), self._split(self.value(source))
-        heads = self.mechanism(self._split(self.query(x)), k, v, key_mask=key_mask, causal=self.causal)
-        return self._merge(heads)
+        q, k, v = self._queries(x), self._keys(source), self._split(self.value(source))
+        return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
 
     def initial_state(self, batch_size: int) -> Any:
         """The state of decoding before the first token."""
@@ -80,20 +77,27 @@ class MultiheadAttention(nn.Module):
 
     def absorb(self, state: Any, tokens: Tensor, *, key_mask: Tensor | None = None) -> Any:
         """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""
-        return self.mechanism.absorb(
-            state, self._split(self.key(tokens)), self._split(self.value(tokens)), key_mask=key_mask
-        )
+        k, v = self._keys(tokens), self._split(self.value(tokens))
+        return self.mechanism.absorb(state, k, v, key_mask=key_mask)
 
     def read(self, state: Any, x: Tensor) -> Tensor:
         """Attend from x (B, L, model_dim) to all that the state has absorbed."""
-        return self._merge(self.mechanism.read(state, self._split(self.query(x))))
+        return self._merge(self.mechanism.read(state, self._queries(x)))
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token (B, 1, model_dim) of causal self-attention, and the next state."""
-        heads, state = self.mechanism.step(
-            self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x)), state
-        )
+        heads, state = self.mechanism.step(self._queries(x), self._keys(x), self._split(self.value(x)), state)
         return self._merge(heads), state
+
+    def _queries(self, x: Tensor) -> Tensor:
+        return self._nothing(x) if self.query is None else self._split(self.query(x))
+
+    def _keys(self, x: Tensor) -> Tensor:
+        return self._nothing(x) if self.key is None else self._split(self.key(x))
+
+    def _nothing(self, x: Tensor) -> Tensor:
+        """The shape (B, H, L, D) of what the mechanism does not look at, without its memory."""
+        return x.new_zeros(()).expand(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, L, H D) -> (B, H, L, D)."""
@@ -102,3 +106,11 @@ class MultiheadAttention(nn.Module):
     def _merge(self, heads: Tensor) -> Tensor:
         """(B, H, L, E) -> (B, L, model_dim)."""
         return self.out(heads.transpose(1, 2).flatten(-2).to(self.out.weight.dtype))
+
+
+def _projection(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.xavier_uniform_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from klformer.attention.base import ATTENTIONS, AttentionEntry, AttentionMechanism
+from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.ops.softmax_attention import attend, hide
 
 
 @dataclass(frozen=True)
@@ -24,22 +25,15 @@ class KeyValueCache:
 class SoftmaxAttention(AttentionMechanism):
     """Softmax attention, O(L^2) in time: causal or not, own or other keys, padding, decoding with a growing cache."""
 
-    is_linear = False
+    cost = "L^2"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         if key_mask is None:
             return scaled_dot_product_attention(q, k, v, is_causal=causal)
-        # A weight of 0 does not protect from a padded inf or nan, a zero in its place does.
-        padded = ~key_mask[:, None, :, None]
-        k, v = k.masked_fill(padded, 0), v.masked_fill(padded, 0)
         visible = key_mask[:, None, None]
         if causal:
-            triangle = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-            visible = visible & triangle
-        # A softmax over nothing is nan, also in the gradient: such a query sees everything, and its result is replaced.
-        sees_none = ~visible.any(-1, keepdim=True)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=visible | sees_none)
-        return out.masked_fill(sees_none, 0)
+            visible = visible & visible.new_ones(q.shape[2], k.shape[2]).tril()
+        return attend(q, hide(k, key_mask), hide(v, key_mask), visible)
 
     def initial_state(self, batch_size: int) -> KeyValueCache:
         return KeyValueCache(
@@ -63,7 +57,4 @@ class SoftmaxAttention(AttentionMechanism):
         return self.attend(q, state.k, state.v, key_mask=state.key_mask, causal=False)
 
 
-ATTENTIONS.add(
-    "softmax",
-    AttentionEntry(SoftmaxAttention, {}, "softmax attention, quadratic (torch's scaled_dot_product_attention)"),
-)
+register_mechanism("softmax", SoftmaxAttention, "softmax attention, quadratic (torch's scaled_dot_product_attention)")

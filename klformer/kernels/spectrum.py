@@ -26,7 +26,15 @@ class Frequencies(NamedTuple):
     mean: Tensor | None  # (H or 1, D)
 
 
-class SpectralDistribution(nn.Module, ABC):
+class Resampled(ABC):
+    """A module with noise in persistent buffers, which `klformer.resample` draws again."""
+
+    @abstractmethod
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
+
+
+class SpectralDistribution(nn.Module, Resampled):
     """A distribution of frequencies omega in R^D, one for each head or one for all.
 
     Noise lives in persistent buffers and changes in `resample` only: never in a forward pass. A state dict therefore
@@ -49,10 +57,6 @@ class SpectralDistribution(nn.Module, ABC):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.num_frequencies = num_frequencies
-
-    @abstractmethod
-    def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
 
     @abstractmethod
     def frequencies(self) -> Tensor:
@@ -93,11 +97,11 @@ def draw_norms(shape: tuple[int, ...], dim: int, generator: torch.Generator | No
 
 
 def resample(module: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Draw new noise for every spectral distribution in `module`, in the order of its modules.
+    """Draw new noise for every module in `module` that has some, in the order of its modules.
 
-    With equally seeded generators, equal models draw equal frequencies: this is how the ranks of a distributed run
-    stay together.
+    That is spectral distributions, and the hashes of reformer. With equally seeded generators, equal models draw equal
+    noise: this is how the ranks of a distributed run stay together.
     """
     for child in module.modules():
-        if isinstance(child, SpectralDistribution):
+        if isinstance(child, Resampled):
             child.resample(generator)

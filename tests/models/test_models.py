@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import SMALL_OPTIONS, build
 
 import klformer
 from klformer.models import (
@@ -17,21 +18,29 @@ from klformer.models.embeddings import sinusoidal_positions
 
 NAMES = klformer.attention_names()
 BATCH, LENGTH, MEMORY, DIM = 2, 13, 7, 22
+DECODING = [name for name in NAMES if build(name).supports_decoding]
 every_attention = pytest.mark.parametrize("name", NAMES)
 
 
+def small_model(name):
+    return {
+        "model_dim": DIM,
+        "num_layers": 2,
+        "num_heads": 3,
+        "ffn_dim": 31,
+        "head_dim": 5,
+        "max_len": 64,
+        "attention": name,
+        "options": SMALL_OPTIONS.get(name),
+    }
+
+
 def encoder(name="gmm-rks", **arguments):
-    return TransformerEncoder(
-        **{"model_dim": DIM, "num_layers": 2, "num_heads": 3, "ffn_dim": 31, "head_dim": 5, "attention": name}
-        | arguments
-    )
+    return TransformerEncoder(**small_model(name) | arguments)
 
 
 def decoder(name="gmm-rks", **arguments):
-    return TransformerDecoder(
-        **{"model_dim": DIM, "num_layers": 2, "num_heads": 3, "ffn_dim": 31, "head_dim": 5, "attention": name}
-        | arguments
-    )
+    return TransformerDecoder(**small_model(name) | arguments)
 
 
 @every_attention
@@ -43,7 +52,7 @@ def test_padding_changes_nothing(name):
     torch.testing.assert_close(model(padded, key_mask=key_mask)[:, :LENGTH], model(x), atol=1e-10, rtol=1e-10)
 
 
-@every_attention
+@pytest.mark.parametrize("name", DECODING)
 @pytest.mark.parametrize("cross", [False, True])
 def test_steps_equal_the_whole_sequence(name, cross):
     model = decoder(name, cross_attention=cross, value_dim=3).double().eval()
@@ -87,16 +96,33 @@ def test_head_and_value_sizes_are_free():
         klformer.MultiheadAttention(model_dim=10, num_heads=3)
 
 
-def test_an_attention_without_a_causal_form_is_refused_when_built(monkeypatch):
-    monkeypatch.setattr(klformer.attention.softmax.SoftmaxAttention, "supports_causal", False)
-    monkeypatch.setattr(klformer.attention.softmax.SoftmaxAttention, "supports_cross", False)
-    with pytest.raises(ValueError, match="'softmax' has no causal form"):
-        decoder("softmax")
-    with pytest.raises(ValueError, match="SoftmaxAttention can't attend to another sequence: 3 queries, 5 keys"):
-        klformer.build_attention("softmax", num_heads=1, head_dim=2)(*(torch.zeros(1, 1, n, 2) for n in (3, 5, 5)))
-    monkeypatch.setattr(klformer.attention.softmax.SoftmaxAttention, "supports_causal", True)
-    with pytest.raises(ValueError, match="'softmax' can't attend to another sequence"):
-        decoder("softmax", cross_attention=True)
+def test_an_attention_that_cannot_decode_is_refused_when_built():
+    with pytest.raises(ValueError, match="'linformer' has no causal form"):
+        decoder("linformer")
+    with pytest.raises(ValueError, match="'local' can't attend to another sequence"):
+        decoder("local", cross_attention=True)
+    with pytest.raises(ValueError, match="LocalAttention can't decode step by step"):
+        decoder("local").initial_state(BATCH)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if build(name).supports_causal and name not in DECODING])
+def test_causal_layers_do_not_look_ahead(name):
+    model = decoder(name).double().eval()
+    x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
+    changed = torch.cat([x[:, :6], torch.randn_like(x[:, 6:])], dim=1)
+    torch.testing.assert_close(model(changed)[:, :6], model(x)[:, :6], atol=1e-10, rtol=1e-10)
+
+
+def test_no_projection_is_made_for_what_is_not_used():
+    def projections(name, **options):
+        layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=name, max_len=9, options=options)
+        assert layer(torch.randn(2, 7, 12)).shape == (2, 7, 12)
+        return [layer.query is not None, layer.key is not None]
+
+    assert projections("softmax") == [True, True]
+    assert projections("reformer") == [True, False]
+    assert projections("synthesizer") == [False, False]
+    assert projections("synthesizer", variant="dense") == [True, False]
 
 
 def test_decoder_wants_its_memory():

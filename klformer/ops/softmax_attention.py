@@ -1,0 +1,70 @@
+"""Softmax attention over given keys: what the sparse attentions are put together from.
+
+`visible` says which keys a query sees (True = sees). A query that sees none gives 0, with gradient 0, and what a key
+holds that nobody sees (inf, nan) has no effect as long as the caller has put zeros there (`hide`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """x (B, H, S, ...) with zeros where key_mask (B, S) is False: a weight of 0 does not protect from inf or nan."""
+    return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None, *, scale: float | None = None) -> Tensor:
+    """softmax(scale q k^T) v through torch's scaled_dot_product_attention, which never writes out the scores.
+
+    Args:
+        q: Queries (N, H, L, D).
+        k: Keys (N, H, S, D).
+        v: Values (N, H, S, E).
+        visible: Broadcastable to (N, H, L, S).
+        scale: 1 / sqrt(D) if None.
+    """
+    if visible is None:
+        return scaled_dot_product_attention(q, k, v, scale=scale)
+    # A softmax over nothing is nan, also in the gradient: such a query sees everything, and its result is replaced.
+    sees_none = ~visible.any(-1, keepdim=True)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=visible | sees_none, scale=scale)
+    return out.masked_fill(sees_none, 0)
+
+
+def softmax_weights(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the last axis of `scores` where `visible`, and the logarithm of its normaliser.
+
+    Rows that see nothing have weights 0 and a normaliser of log 0.
+    """
+    sees_none = ~visible.any(-1, keepdim=True)
+    # Hidden scores are replaced before they are used: they may be anything.
+    scores = scores.masked_fill(~visible, float("-inf")).masked_fill(sees_none, 0)
+    log_normaliser = scores.logsumexp(-1, keepdim=True)
+    weights = (scores - log_normaliser).exp().masked_fill(sees_none, 0)
+    return weights, log_normaliser.masked_fill(sees_none, float("-inf")).squeeze(-1)
+
+
+def merge(parts: Tensor, log_normalisers: Tensor) -> Tensor:
+    """One attention over the keys of several: their results weighted by their normalisers.
+
+    Args:
+        parts: Results (P, ..., E) over disjoint sets of keys.
+        log_normalisers: (P, ...), as `softmax_weights` gives them.
+
+    Returns:
+        (..., E), the attention over the union; 0 where all normalisers are 0.
+    """
+    sees = log_normalisers > float("-inf")
+    weights, _ = softmax_weights(log_normalisers.movedim(0, -1), sees.movedim(0, -1))
+    return (parts * weights.movedim(-1, 0).unsqueeze(-1)).sum(0)
+
+
+@contextmanager
+def in_full_precision(x: Tensor) -> Iterator[torch.dtype]:
+    """A context without autocast, and the precision to compute in: that of x, but no less than float32."""
+    with torch.autocast(x.device.type, enabled=False):
+        yield torch.promote_types(x.dtype, torch.float32)
