@@ -1,4 +1,4 @@
-"""The command `klformer`: train, compare, eval, curves, profile, data, list.
+"""The command `klformer`: train, compare, eval, curves, profile, bench, data, list.
 
 The defaults of `train` and `compare` are those of the chosen preset, so that task, attention and preset are looked for
 in the arguments first, and tyro then reads all of them with these defaults.
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from klformer.attention import attention_names, attention_options, build_attention
 from klformer.attention.base import ATTENTIONS
+from klformer.bench.command import main as bench
 from klformer.checks import suggestion
 from klformer.experiments.compare import compare, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
@@ -201,6 +202,7 @@ usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
   eval       evaluate a run, averaged over draws of its frequencies
   curves     draw the validation accuracy of runs against steps
   profile    memory and time of one training step of a preset's model
+  bench      measure attentions and operators: `klformer bench --help` names the benchmarks
   data       generate data, check it, or say where it is
   list       attentions with their options, tasks and presets
 
@@ -215,7 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(USAGE, end="")
         raise SystemExit(0 if arguments else 2)
     try:
-        _run(_parse(arguments))
+        if arguments[0] == "bench":
+            bench(arguments[1:])
+        else:
+            _run(_parse(arguments))
     except Interrupted as stop:
         _fail(f"{stop}\nGo on with the same command and --resume (compare goes on by itself).", 130)
     except ValidationError as error:
@@ -244,7 +249,8 @@ def _fail(message: str, code: int) -> None:
 def _parse(arguments: list[str]) -> Any:
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        raise ValueError(f"unknown command {name!r}{suggestion(name, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+        known = [*COMMANDS, "bench"]
+        raise ValueError(f"unknown command {name!r}{suggestion(name, known)} Commands: {', '.join(known)}")
     default: Any = tyro.MISSING_NONPROP
     if name in ("train", "compare"):
         peeked = _peek(rest)

@@ -25,7 +25,8 @@ from torch.nn.functional import pad
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.checks import check_count
-from klformer.kernels.spectrum import Resampled, draw_normal
+from klformer.kernels import Resampled
+from klformer.kernels.spectrum import draw_normal
 from klformer.ops.softmax_attention import hide, in_full_precision, merge, softmax_weights
 
 

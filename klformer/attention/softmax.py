@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.ops.softmax_attention import attend, hide
@@ -29,7 +28,7 @@ class SoftmaxAttention(AttentionMechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         if key_mask is None:
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return attend(q, k, v, causal=causal)
         visible = key_mask[:, None, None]
         if causal:
             visible = visible & visible.new_ones(q.shape[2], k.shape[2]).tril()

@@ -7,8 +7,7 @@ factorised-dense   scores_ij = a_i(j // n) b_i(j mod n)    two of them with abou
 
 "Synthesizer: Rethinking Self-Attention in Transformer Models" (Tay et al. 2021). Long Range Arena: factorised random,
 r = 32, without the dot product. Softmax over the scores; keys are never used, queries by the dense ones only.
-Complexity: O(L^2) in time for all of them. Memory: O(L^2) but for factorised-random, whose scores are never written out
-where torch's scaled_dot_product_attention has a kernel for it (r = E on a CPU).
+Complexity: O(L^2) in time. Memory O(L^2), but for factorised-random, whose scores are never written out.
 Supports: causal, padding, any length up to max_len. Not: other keys than its own sequence's, decoding.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m klformer.bench denominators`: how often attention with RKS features divides by a negative number.
+"""`klformer bench denominators`: how often attention with RKS features divides by a negative number.
 
 RKS estimates of a kernel scatter around their mean and can be negative; so can their sum over the keys. Smoothing
 adds a constant to the kernel. Queries and keys are N(0, 1) before the scaling by D^(-1/4).
@@ -17,7 +17,7 @@ from klformer.attention import build_attention
 class DenominatorBench:
     """Share of queries whose normaliser is negative, without and with smoothing.
 
-    Example: python -m klformer.bench denominators
+    Example: klformer bench denominators
     """
 
     head_dim: int = 64

@@ -1,4 +1,4 @@
-"""`python -m klformer.bench fastfood`: transforming every token against one matrix product with the blocks written out.
+"""`klformer bench fastfood`: transforming every token against one matrix product with the blocks written out.
 
 FastFood projects a token with d log d additions where a dense matrix takes d^2 multiplications, a block. Matrix
 products run at the machine's full speed and the transform does not; this says from which head size on it pays.
@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from klformer.bench.measure import median_times
-from klformer.bench.ops import describe_machine
+from klformer.bench.measure import describe_machine, median_times
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops.hadamard import hadamard_transform
 
@@ -22,7 +21,7 @@ from klformer.ops.hadamard import hadamard_transform
 class FastFoodBench:
     """Projections of a sequence on one block of FastFood frequencies, both ways, for growing head sizes.
 
-    Example: python -m klformer.bench fastfood
+    Example: klformer bench fastfood
     """
 
     head_dims: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048)

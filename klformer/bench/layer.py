@@ -1,4 +1,4 @@
-"""`python -m klformer.bench layer`: a training step of one attention layer on one very long sequence."""
+"""`klformer bench layer`: a training step of one attention layer on one very long sequence."""
 
 import time
 from dataclasses import dataclass
@@ -7,15 +7,14 @@ import torch
 from rich.console import Console
 
 from klformer.attention import MultiheadAttention
-from klformer.bench.measure import MEBIBYTE, extra_peak_memory
-from klformer.bench.ops import describe_machine
+from klformer.bench.measure import MEBIBYTE, describe_machine, extra_peak_memory
 
 
 @dataclass(frozen=True)
 class LayerBench:
     """A training step of one multi-head attention layer with its projections.
 
-    Example: python -m klformer.bench layer --length 1000000
+    Example: klformer bench layer --length 1000000
     """
 
     attention: str = "gmm-rks"

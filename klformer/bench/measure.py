@@ -2,13 +2,18 @@
 
 import math
 import os
+import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import torch
 
 MEBIBYTE = 2**20
 
@@ -81,6 +86,23 @@ def in_own_process(arguments: Sequence[str]) -> str:
     if result.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed with exit code {result.returncode}:\n{result.stderr[-2000:]}")
     return result.stdout
+
+
+def describe_machine() -> dict[str, Any]:
+    """Date, machine and versions, to be printed with every figure."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:

@@ -1,17 +1,21 @@
-"""`python -m klformer.bench ops`: the fused product against materialised features, softmax and its own floor."""
+"""`klformer bench ops`: the fused product against materialised features, softmax and its own floor."""
 
 import json
-import platform
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from klformer.bench.measure import MEBIBYTE, extra_peak_memory, in_own_process, log_log_slope, median_times
+from klformer.bench.measure import (
+    MEBIBYTE,
+    describe_machine,
+    extra_peak_memory,
+    in_own_process,
+    log_log_slope,
+    median_times,
+)
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 
 #: The subjects that are this library's.
@@ -26,7 +30,7 @@ CAPTION = (
 class OpsBench:
     """Time of forward and backward, interleaved and as medians, and extra peak memory, each in a process of its own.
 
-    Example: python -m klformer.bench ops --lengths 2048 16384 --frequencies 128 256 --json ops.json
+    Example: klformer bench ops --lengths 2048 16384 --frequencies 128 256 --json ops.json
     """
 
     lengths: tuple[int, ...] = (2048, 16384)
@@ -85,23 +89,6 @@ def measure_memory(name: str, sizes: Sizes) -> None:
     forward_and_backward(name, Operands.random(small))()
     operands = Operands.random(sizes)
     print(extra_peak_memory(forward_and_backward(name, operands)))
-
-
-def describe_machine() -> dict[str, Any]:
-    """Date, machine and versions, to be printed with every figure."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-    }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str, Any]]:

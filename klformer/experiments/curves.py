@@ -3,19 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
+from matplotlib import pyplot as plt
 
 from klformer.experiments.config import ExperimentConfig
 from klformer.experiments.run import CONFIG, attention_label
+from klformer.plotting import line_style, save
 from klformer.training.errors import TrainingError
 from klformer.training.log import read_lines
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
-#: Okabe and Ito's colours, which people with any kind of colour vision can tell apart, and line styles for more.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", "--", ":")
 
 
 def draw_curves(folders: Sequence[Path], target: Path, *, title: str | None = None) -> None:
@@ -35,11 +29,10 @@ def draw_curves(folders: Sequence[Path], target: Path, *, title: str | None = No
         axes.plot(
             [point["step"] for point in points],
             [100 * point["accuracy"] for point in points],
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=STYLES[number // len(COLOURS) % len(STYLES)],
             marker="o",
             markersize=3,
             label=attention_label(config) + (f", seed {config.seed}" if config.seed else ""),
+            **line_style(number),
         )
     axes.set_xlabel("training step")
     axes.set_ylabel("validation accuracy, %")
@@ -47,5 +40,4 @@ def draw_curves(folders: Sequence[Path], target: Path, *, title: str | None = No
     if title is not None:
         axes.set_title(title)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(target, dpi=150)
-    plt.close(figure)
+    save(figure, target)

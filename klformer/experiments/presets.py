@@ -106,7 +106,7 @@ PAPER: dict[str, dict[str, Any]] = {
         },
         "optimiser": {**_LRA_OPTIMISER, "learning_rate": 5e-6},
         "schedule": {"kind": "constant", "warmup_steps": 0},
-        "training": {"batch_size": 400, "max_epochs": 100},
+        "training": {"batch_size": 400, "max_epochs": 100, "keep_milestones": True},
     },
 }  # fmt: skip
 
@@ -172,7 +172,8 @@ LAPTOP: dict[str, dict[str, Any]] = {
         "optimiser": {**_LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **_SMALL_TRAINING, "batch_size": 64, "max_steps": 2000, "evaluate_every": 200, "checkpoint_every": 200,
+            **_SMALL_TRAINING, "batch_size": 64, "max_steps": 2000, "evaluate_every": 100, "checkpoint_every": 200,
+            "keep_milestones": True,
         },
     },
 }  # fmt: skip

@@ -26,7 +26,7 @@ class Frequencies(NamedTuple):
     mean: Tensor | None  # (H or 1, D)
 
 
-class Resampled(ABC):
+class Resampled(nn.Module, ABC):
     """A module with noise in persistent buffers, which `klformer.resample` draws again."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Resampled(ABC):
         """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
 
 
-class SpectralDistribution(nn.Module, Resampled):
+class SpectralDistribution(Resampled):
     """A distribution of frequencies omega in R^D, one for each head or one for all.
 
     Noise lives in persistent buffers and changes in `resample` only: never in a forward pass. A state dict therefore

@@ -19,7 +19,7 @@ class SequenceClassifier(nn.Module):
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Tokens (B, L) or vectors (B, L, input_dim), key_mask (B, L) True = keep -> scores (B, num_classes)."""
         x, key_mask = self.embedding(inputs, key_mask)
-        return self.head(self.encoder(x, key_mask=key_mask)[:, 0])
+        return self.head(self.encoder(x, key_mask=key_mask, num_outputs=1)[:, 0])
 
 
 class PairClassifier(nn.Module):
@@ -34,7 +34,7 @@ class PairClassifier(nn.Module):
     def encode(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The CLS vector of each sequence, (B, model_dim)."""
         x, key_mask = self.embedding(inputs, key_mask)
-        return self.encoder(x, key_mask=key_mask)[:, 0]
+        return self.encoder(x, key_mask=key_mask, num_outputs=1)[:, 0]
 
     def forward(
         self, first: Tensor, second: Tensor, first_mask: Tensor | None = None, second_mask: Tensor | None = None

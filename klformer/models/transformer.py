@@ -55,10 +55,19 @@ class TransformerLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, key_mask: Tensor | None = None, memory: Tensor | None = None, memory_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
-        """(B, L, model_dim) -> (B, L, model_dim)."""
-        x = x + self.dropout(self.self_attention(self.self_norm(x), key_mask=key_mask))
+        """(B, L, model_dim) -> (B, L, model_dim), or only the first `num_outputs` positions of it."""
+        keys = self.self_norm(x)
+        # Where queries need not be as many as keys, those that nobody asks for are left out from the start.
+        queries = keys[:, :num_outputs] if self.self_attention.mechanism.supports_cross else keys
+        attended = self.self_attention(queries, keys, key_mask=key_mask)[:, :num_outputs]
+        x = x[:, :num_outputs] + self.dropout(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
@@ -137,12 +146,20 @@ class _Stack(nn.Module):
         )
         self.norm = nn.LayerNorm(model_dim)
 
-    def _run(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        for layer in self.layers:
+    def _run(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        num_outputs: int | None = None,
+    ) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            wanted = num_outputs if index == len(self.layers) - 1 else None
             if self.checkpoint_layers and self.training:
-                x = checkpoint(layer, x, *context, use_reentrant=False)
+                x = checkpoint(layer, x, key_mask, memory, memory_mask, wanted, use_reentrant=False)
             else:
-                x = layer(x, *context)
+                x = layer(x, key_mask, memory, memory_mask, wanted)
         return self.norm(x)
 
 
@@ -198,9 +215,15 @@ class TransformerEncoder(_Stack):
             cross_attention=False,
         )
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Encode x (B, L, model_dim); key_mask (B, L), True = keep."""
-        return self._run(x, key_mask)
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None, num_outputs: int | None = None) -> Tensor:
+        """Encode x (B, L, model_dim).
+
+        Args:
+            key_mask: (B, L), True = keep.
+            num_outputs: Give the first so many positions only: the last layer does without the others then. A
+                classifier looks at CLS alone.
+        """
+        return self._run(x, key_mask, num_outputs=num_outputs)
 
 
 class TransformerDecoder(_Stack):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -17,7 +17,15 @@ def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
     return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None, *, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
     """softmax(scale q k^T) v through torch's scaled_dot_product_attention, which never writes out the scores.
 
     Args:
@@ -25,14 +33,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None, *, sc
         k: Keys (N, H, S, D).
         v: Values (N, H, S, E).
         visible: Broadcastable to (N, H, L, S).
+        causal: Query i sees keys 0 .. i, if `visible` is None.
         scale: 1 / sqrt(D) if None.
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    width = v.shape[-1]
+    if q.shape[-1] != width and q.device.type == "cpu":
+        # The kernel for CPUs wants D = E, or else all the scores are written out. Zeros change nothing.
+        size = max(q.shape[-1], width)
+        q, k, v = (pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
     if visible is None:
-        return scaled_dot_product_attention(q, k, v, scale=scale)
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :width]
     # A softmax over nothing is nan, also in the gradient: such a query sees everything, and its result is replaced.
     sees_none = ~visible.any(-1, keepdim=True)
     out = scaled_dot_product_attention(q, k, v, attn_mask=visible | sees_none, scale=scale)
-    return out.masked_fill(sees_none, 0)
+    return out[..., :width].masked_fill(sees_none, 0)
 
 
 def softmax_weights(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,15 @@ class Checkpoint:
         return load_file(self.folder / OPTIMISER)
 
 
+#: Validation accuracies, in percent, at which the paper looks at gradients.
+MILESTONES = (20, 40, 60, 80)
+
+
+def milestone(percent: int) -> str:
+    """The kind of checkpoint that is written when the validation accuracy first reaches so much."""
+    return f"reached{percent}"
+
+
 class CheckpointStore:
     """The checkpoints of one run.
 
@@ -55,7 +64,7 @@ class CheckpointStore:
         self._say = say
 
     def save(self, kind: str, step: int, files: Mapping[str, Mapping[str, Tensor]], info: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of `kind` ("step" or "best") in one stroke.
+        """Write a checkpoint of `kind` ("step", "best" or a milestone) in one stroke.
 
         Raises:
             TrainingError: the disk is full or the folder can't be written; nothing is left behind then.

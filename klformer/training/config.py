@@ -77,6 +77,9 @@ class TrainingConfig(Config):
     keep_checkpoints: int = Field(2, ge=1)
     """Keep so many of the newest checkpoints, and the best one."""
 
+    keep_milestones: bool = False
+    """Keep the weights with which the validation accuracy first reached 20, 40, 60 and 80%, for `analyze gradients`."""
+
     evaluation_batch_size: int = Field(64, ge=1)
     """Examples a batch in evaluation, over all processes."""
 

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from klformer.kernels import SpectralDistribution, resample
+from klformer.kernels import Resampled, resample
 from klformer.tasks import Batch, BucketSampler, Examples, collate
 from klformer.training.seeds import generator_for
 
@@ -78,7 +78,7 @@ def evaluate(
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
     )
-    random = any(isinstance(module, SpectralDistribution) for module in model.modules())
+    random = any(isinstance(module, Resampled) for module in model.modules())
     votes = torch.zeros(len(examples), num_classes, dtype=torch.long, device=accelerator.device)
     labels = torch.from_numpy(examples.labels).to(accelerator.device)
     losses, accuracies = [], []
@@ -109,14 +109,14 @@ def evaluate(
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; mode and frequencies are as before afterwards."""
     was_training = model.training
-    spectra = [module for module in model.modules() if isinstance(module, SpectralDistribution)]
-    noise = [{name: buffer.clone() for name, buffer in spectrum.named_buffers()} for spectrum in spectra]
+    noisy = [module for module in model.modules() if isinstance(module, Resampled)]
+    noise = [{name: buffer.clone() for name, buffer in module.named_buffers()} for module in noisy]
     model.eval()
     try:
         yield
     finally:
         with torch.no_grad():
-            for spectrum, saved in zip(spectra, noise, strict=True):
-                for name, buffer in spectrum.named_buffers():
+            for module, saved in zip(noisy, noise, strict=True):
+                for name, buffer in module.named_buffers():
                     buffer.copy_(saved[name])
         model.train(was_training)

@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from klformer.kernels import resample
 from klformer.tasks import BucketSampler, Examples, collate
 from klformer.training.checkpoint import (
+    MILESTONES,
     OPTIMISER,
     WEIGHTS,
     Checkpoint,
     CheckpointStore,
     load_optimiser_tensors,
+    milestone,
     optimiser_tensors,
 )
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
@@ -266,8 +268,11 @@ class Trainer:
         if log is not None:
             log.write("validation", step, loss=result.loss, accuracy=result.mean, seconds=progress.seconds)
         for percent in range(10, 100, 10):
-            if result.mean >= percent / 100:
-                progress.first_reached.setdefault(str(percent), step)
+            if result.mean >= percent / 100 and str(percent) not in progress.first_reached:
+                progress.first_reached[str(percent)] = step
+                if self.training.keep_milestones and percent in MILESTONES and self.accelerator.is_main_process:
+                    info = {"validation_accuracy": result.mean}
+                    self.store.save(milestone(percent), step, {WEIGHTS: self._weights()}, info)
         # Among equal accuracies the lower loss: the first 100% on one draw is not the most reliable model.
         if (result.mean, -result.loss) > (progress.best_accuracy, -progress.best_loss):
             progress.best_accuracy, progress.best_loss, progress.best_step = result.mean, result.loss, step

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from klformer.bench import fastfood
+import klformer
+from klformer.bench import attention, fastfood
+from klformer.bench.attention import AttentionSizes
+from klformer.bench.attention import forward_and_backward as forward_and_backward_of_attention
 from klformer.bench.measure import log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.kernels import FastFoodSpectrum
@@ -132,3 +135,26 @@ def test_small_benchmarks_print_their_tables():
     assert "transform" in run_bench("fastfood", "--head-dims", "8", "16", "--length", "64", "--repeats", "1")
     assert "gmm-rks" in run_bench("denominators", "--lengths", "32", "--heads", "2", "--head-dim", "8")
     assert "peak memory" in run_bench("layer", "--length", "2000", "--heads", "2", "--head-dim", "8")
+
+
+def test_attentions_are_measured_in_one_table_and_figure(tmp_path):
+    sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--lengths", "32", "64", "--repeats", "1"]
+    out = run_bench("attention", "--attentions", "softmax", "local", "gmm-prf", *sizes, "--out", str(tmp_path))
+    report = json.loads((tmp_path / "attention.json").read_text())
+    assert [(row["name"], row["length"]) for row in report["results"]] == [
+        (name, length) for length in (32, 64) for name in ("softmax", "local", "gmm-prf")
+    ]
+    assert all(row["seconds"] > 0 and row["memory"] >= 0 for row in report["results"])
+    assert "softmax / it" in out
+    assert (tmp_path / "attention.png").stat().st_size > 1000
+    assert "gmm-prf" in (tmp_path / "attention.svg").read_text()
+
+
+@pytest.mark.parametrize("name", klformer.attention_names())
+def test_every_attention_can_be_measured(name):
+    forward_and_backward_of_attention(name, AttentionSizes(length=70, heads=2, head_dim=4, num_frequencies=4))()
+
+
+def test_an_unknown_attention_is_named():
+    with pytest.raises(ValueError, match=r"attentions must be one of .* got 'sofmax'; did you mean 'softmax'"):
+        attention.run(attention.AttentionBench(attentions=("sofmax",)))

@@ -125,6 +125,20 @@ def test_no_projection_is_made_for_what_is_not_used():
     assert projections("synthesizer", variant="dense") == [True, False]
 
 
+@every_attention
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_the_last_layer_can_leave_out_what_nobody_asks_for(name, num_outputs):
+    model = encoder(name, dropout=0.0).double()
+    x = torch.randn(BATCH, LENGTH, DIM, dtype=torch.float64)
+    key_mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    key_mask[1, 8:] = False
+    whole, part = model(x, key_mask=key_mask)[:, :num_outputs], model(x, key_mask=key_mask, num_outputs=num_outputs)
+    assert part.shape == (BATCH, num_outputs, DIM)
+    torch.testing.assert_close(part, whole, atol=1e-10, rtol=1e-10)
+    for a, b in zip(*(torch.autograd.grad(y.sum(), model.parameters()) for y in (whole, part)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
 def test_decoder_wants_its_memory():
     with pytest.raises(ValueError, match="memory must be given"):
         decoder(cross_attention=True)(torch.randn(1, 3, DIM))

@@ -1,0 +1,199 @@
+"""`klformer bench attention`: time and memory of every attention against the length of the sequence."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from klformer.attention import attention_names, attention_options, build_attention
+from klformer.bench.measure import (
+    MEBIBYTE,
+    describe_machine,
+    extra_peak_memory,
+    in_own_process,
+    log_log_slope,
+    median_times,
+)
+from klformer.checks import check_choice
+from klformer.plotting import MARKERS, line_style, save
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Shape of the problem; every attention has the same."""
+
+    length: int = 4096
+    """Tokens L of the sequence."""
+    batch: int = 1
+    """Sequences B."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    num_frequencies: int = 128
+    """Frequencies R of the kernels."""
+
+
+@dataclass(frozen=True)
+class AttentionBench:
+    """Forward and backward of every attention: time as medians of interleaved rounds, memory in processes of their own.
+
+    Example: klformer bench attention --lengths 1024 4096 --out bench
+    """
+
+    attentions: tuple[str, ...] = field(default_factory=lambda: tuple(attention_names()))
+    """Names; all by default. Their options are the defaults, which are Long Range Arena's."""
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
+    """Lengths of the sequences."""
+    batch: int = 1
+    """Sequences B."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    num_frequencies: int = 128
+    """Frequencies R of the kernels."""
+    repeats: int = 3
+    """Rounds that are counted."""
+    memory: bool = True
+    """Measure memory as well."""
+    out: Path | None = None
+    """Folder for attention.json, attention.svg and attention.png."""
+
+    def sizes(self, length: int) -> AttentionSizes:
+        return AttentionSizes(length, self.batch, self.heads, self.head_dim, self.num_frequencies)
+
+
+@dataclass(frozen=True)
+class AttentionMemory:
+    """Print the extra peak memory of one attention in bytes; `attention` calls this in a new process for each."""
+
+    name: str
+    """Name of the attention."""
+    sizes: AttentionSizes
+
+
+def run(options: AttentionBench) -> None:
+    """Measure, print the tables, and write the figures where they were asked for."""
+    for name in options.attentions:
+        check_choice("attentions", name, attention_names())
+    console = Console(width=max(112, Console().width))
+    environment = describe_machine()
+    console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")
+    results = []
+    for length in options.lengths:
+        results += _measure(options, length, console)
+    report = {"environment": environment, "sizes": vars(options.sizes(0)), "results": results}
+    for quantity in ("seconds", "memory") if options.memory else ("seconds",):
+        console.print(_table(options, results, quantity))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "attention.json").write_text(json.dumps(report, indent=2) + "\n")
+        draw(report, options.out / "attention.svg", options.out / "attention.png")
+        console.print(f"figures written to {options.out}")
+
+
+def measure_memory(options: AttentionMemory) -> None:
+    """Print the extra peak memory in bytes; meant to be alone in its process."""
+    forward_and_backward(options.name, AttentionSizes(**{**vars(options.sizes), "length": 256}))()
+    print(extra_peak_memory(forward_and_backward(options.name, options.sizes)))
+
+
+def forward_and_backward(name: str, sizes: AttentionSizes) -> Callable[[], None]:
+    """One training step's worth of an attention: the result and the gradients of operands and parameters."""
+    torch.manual_seed(0)
+    chosen = {"num_frequencies": sizes.num_frequencies} if "num_frequencies" in attention_options(name) else {}
+    mechanism = build_attention(name, num_heads=sizes.heads, head_dim=sizes.head_dim, max_len=sizes.length, **chosen)
+    shape = (sizes.batch, sizes.heads, sizes.length, sizes.head_dim)
+    q, k, v, d_out = (torch.randn(shape) for _ in range(4))
+    wanted = [v.requires_grad_(), *mechanism.parameters()]
+    if mechanism.uses_queries:
+        wanted.append(q.requires_grad_())
+    if mechanism.uses_keys:
+        wanted.append(k.requires_grad_())
+
+    def step() -> None:
+        torch.autograd.grad(mechanism(q, k, v), wanted, d_out)
+
+    return step
+
+
+def _measure(options: AttentionBench, length: int, console: Console) -> list[dict[str, Any]]:
+    sizes = options.sizes(length)
+    subjects = {name: forward_and_backward(name, sizes) for name in options.attentions}
+    with console.status(f"L={length:,}: time"):
+        times = median_times(subjects, repeats=options.repeats)
+    del subjects
+    results = []
+    for name, seconds in times.items():
+        memory = None
+        if options.memory:
+            with console.status(f"L={length:,}: memory of {name}"):
+                flags = [
+                    x for key, value in vars(sizes).items() for x in (f"--sizes.{key.replace('_', '-')}", str(value))
+                ]
+                memory = int(in_own_process(["attention-memory", "--name", name, *flags]))
+        results.append({"name": name, "length": length, "seconds": seconds, "memory": memory})
+    return results
+
+
+def _table(options: AttentionBench, results: list[dict[str, Any]], quantity: str) -> Table:
+    unit, scale = ("ms", 1e3) if quantity == "seconds" else ("MiB", 1 / MEBIBYTE)
+    what = "time" if quantity == "seconds" else "peak memory above the operands"
+    shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
+    table = Table(title=f"forward + backward, {what}, {unit}, {shape}")
+    table.add_column("attention")
+    for length in options.lengths:
+        table.add_column(f"L={length:,}", justify="right")
+    table.add_column("grows as", justify="right")
+    if quantity == "seconds" and "softmax" in options.attentions:
+        table.add_column("softmax / it, longest", justify="right")
+    by_place = {(row["name"], row["length"]): row[quantity] for row in results}
+    for name in options.attentions:
+        values = [by_place[name, length] for length in options.lengths]
+        cells = [f"{value * scale:,.0f}" for value in values]
+        points = [(length, value) for length, value in zip(options.lengths, values, strict=True) if value > 0]
+        cells.append(f"L^{log_log_slope(*zip(*points, strict=True)):.2f}" if len(points) > 1 else "")
+        if quantity == "seconds" and "softmax" in options.attentions:
+            cells.append(f"{by_place['softmax', options.lengths[-1]] / values[-1]:.1f}x")
+        table.add_row(name, *cells)
+    return table
+
+
+def draw(report: dict[str, Any], *targets: Path) -> None:
+    """Time and memory against the length, both on logarithmic axes."""
+    results = report["results"]
+    names = list(dict.fromkeys(row["name"] for row in results))
+    quantities = [("seconds", 1e3, "ms"), ("memory", 1 / MEBIBYTE, "MiB above the operands")]
+    quantities = [entry for entry in quantities if any(row[entry[0]] for row in results)]
+    figure, all_axes = plt.subplots(1, len(quantities), figsize=(5.2 * len(quantities) + 1.8, 5), layout="constrained")
+    for axes, (quantity, scale, unit) in zip([all_axes] if len(quantities) == 1 else all_axes, quantities, strict=True):
+        for number, name in enumerate(names):
+            points = [
+                (row["length"], row[quantity] * scale) for row in results if row["name"] == name and row[quantity]
+            ]
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **line_style(number))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sorted({row["length"] for row in results}))
+        axes.xaxis.set_major_formatter(lambda length, _: f"{length:,.0f}")
+        axes.tick_params(axis="x", labelrotation=30)
+        axes.set_xlabel("tokens L")
+        axes.set_ylabel(("time, " if quantity == "seconds" else "memory, ") + unit)
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
+    sizes = report["sizes"]
+    figure.suptitle(
+        f"Forward and backward of one attention: H={sizes['heads']}, D={sizes['head_dim']}, "
+        f"R={sizes['num_frequencies']}, {report['environment']['date']}",
+        fontsize=10,
+    )
+    save(figure, *targets)
