@@ -1,4 +1,4 @@
-"""The command `klformer`: train, compare, eval, curves, profile, bench, data, list.
+"""The command `klformer`: train, compare, eval, curves, profile, analyze, bench, data, list.
 
 The defaults of `train` and `compare` are those of the chosen preset, so that task, attention and preset are looked for
 in the arguments first, and tyro then reads all of them with these defaults.
@@ -6,7 +6,7 @@ in the arguments first, and tyro then reads all of them with these defaults.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from klformer.attention import attention_names, attention_options, build_attenti
 from klformer.attention.base import ATTENTIONS
 from klformer.bench.command import main as bench
 from klformer.checks import suggestion
+from klformer.experiments.analyze.command import main as analyze
 from klformer.experiments.compare import compare, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
 from klformer.experiments.curves import draw_curves
@@ -192,6 +193,9 @@ COMMANDS: dict[str, type] = {
     "list": List,
 }
 
+#: Commands with commands of their own.
+GROUPS: dict[str, Callable[[Sequence[str]], None]] = {"analyze": analyze, "bench": bench}
+
 USAGE = """\
 klformer: Transformers whose attention kernel is learned from data, linear in the sequence length.
 
@@ -202,6 +206,7 @@ usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
   eval       evaluate a run, averaged over draws of its frequencies
   curves     draw the validation accuracy of runs against steps
   profile    memory and time of one training step of a preset's model
+  analyze    check the paper's claims on runs: `klformer analyze --help` names the analyses
   bench      measure attentions and operators: `klformer bench --help` names the benchmarks
   data       generate data, check it, or say where it is
   list       attentions with their options, tasks and presets
@@ -217,8 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(USAGE, end="")
         raise SystemExit(0 if arguments else 2)
     try:
-        if arguments[0] == "bench":
-            bench(arguments[1:])
+        if arguments[0] in GROUPS:
+            GROUPS[arguments[0]](arguments[1:])
         else:
             _run(_parse(arguments))
     except Interrupted as stop:
@@ -249,7 +254,7 @@ def _fail(message: str, code: int) -> None:
 def _parse(arguments: list[str]) -> Any:
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        known = [*COMMANDS, "bench"]
+        known = [*COMMANDS, *GROUPS]
         raise ValueError(f"unknown command {name!r}{suggestion(name, known)} Commands: {', '.join(known)}")
     default: Any = tyro.MISSING_NONPROP
     if name in ("train", "compare"):

@@ -4,7 +4,7 @@ The paper reports the mean over draws and the accuracy of a majority vote among 
 every model and on every rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from klformer.kernels import Resampled, resample
+from klformer.models.reuse import first_part_once
 from klformer.tasks import Batch, BucketSampler, Examples, collate
 from klformer.training.seeds import generator_for
 
@@ -78,35 +79,54 @@ def evaluate(
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
     )
-    random = any(isinstance(module, Resampled) for module in model.modules())
-    votes = torch.zeros(len(examples), num_classes, dtype=torch.long, device=accelerator.device)
+    passes = draws if draws is not None and has_noise(model) else 1
     labels = torch.from_numpy(examples.labels).to(accelerator.device)
-    losses, accuracies = [], []
-    with _evaluating(model), torch.no_grad():
-        for draw in range(draws if draws is not None and random else 1):
-            if draws is not None:
-                resample(model, generator_for(seed, "evaluation", draw))
-            loss = torch.zeros((), device=accelerator.device)
-            predicted = torch.zeros_like(labels)
-            for indices in sampler.epoch(0):
-                if len(indices) == 0:
-                    continue
-                batch = collate(examples, indices).to(accelerator.device)
-                with accelerator.autocast():
-                    scores = class_scores(model, batch)
-                loss += nn.functional.cross_entropy(scores.float(), batch.labels, reduction="sum")
-                predicted[batch.ids] = scores.argmax(-1)
-            # Every example belongs to one rank; the others hold 0 for it.
-            predicted = accelerator.reduce(predicted, "sum")
-            votes.scatter_add_(1, predicted[:, None], torch.ones_like(predicted)[:, None])
-            accuracies.append((predicted == labels).float().mean().item())
-            losses.append(accelerator.reduce(loss, "sum").item() / len(examples))
+    predicted = torch.zeros(passes, len(examples), dtype=torch.long, device=accelerator.device)
+    losses = torch.zeros(passes, device=accelerator.device)
+    with evaluating(model):
+        for indices in sampler.epoch(0):
+            if len(indices) == 0:
+                continue
+            batch = collate(examples, indices).to(accelerator.device)
+            with accelerator.autocast():
+                scores = scores_of_draws(model, batch, None if draws is None else range(passes), seed=seed).float()
+            wanted = batch.labels.expand(passes, -1)
+            losses += nn.functional.cross_entropy(scores.movedim(-1, 1), wanted, reduction="none").sum(1)
+            predicted[:, batch.ids] = scores.argmax(-1)
+    # Every example belongs to one rank; the others hold 0 for it.
+    predicted = accelerator.reduce(predicted, "sum")
+    losses = accelerator.reduce(losses, "sum") / len(examples)
+    accuracies = (predicted == labels).float().mean(1)
+    votes = nn.functional.one_hot(predicted, num_classes).sum(0)
     voting = (votes.argmax(-1) == labels).float().mean().item()
-    return Evaluation(len(examples), float(np.mean(losses)), tuple(accuracies), voting)
+    return Evaluation(len(examples), losses.mean().item(), tuple(accuracies.tolist()), voting)
+
+
+def has_noise(model: nn.Module) -> bool:
+    """Whether anything in the model is drawn at random."""
+    return any(isinstance(module, Resampled) for module in model.modules())
+
+
+@torch.no_grad()
+def scores_of_draws(model: nn.Module, batch: Batch, draws: Iterable[int] | None, *, seed: int) -> Tensor:
+    """Scores (draws, B, num_classes) of a batch under some draws of the noise, or with the noise that the model has.
+
+    Draw d of a seed is the same for every batch. What comes before the first noise is computed once. The model is to
+    be in evaluation mode; its noise is that of the last draw afterwards.
+    """
+    if draws is None:
+        return class_scores(model, batch).unsqueeze(0)
+    scores = []
+    with first_part_once(model) as next_pass:
+        for draw in draws:
+            next_pass()
+            resample(model, generator_for(seed, "evaluation", draw))
+            scores.append(class_scores(model, batch))
+    return torch.stack(scores)
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; mode and frequencies are as before afterwards."""
     was_training = model.training
     noisy = [module for module in model.modules() if isinstance(module, Resampled)]

@@ -1,0 +1,1 @@
+"""`klformer analyze`: every claim of the paper as a command, on any trained run."""

@@ -1,0 +1,65 @@
+"""Where an analysis goes: numbers as JSON and CSV, a figure as SVG and PNG, all with one caption."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from klformer.plotting import save
+
+
+def write_results(
+    folder: Path,
+    name: str,
+    *,
+    caption: str,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    figure: Figure | None = None,
+) -> list[Path]:
+    """Write name.json, name.csv and, with a figure, name.svg and name.png.
+
+    Args:
+        caption: One or two sentences that say what the rows and the figure show; under the figure as well.
+        rows: The numbers, one flat mapping a row, all with the same keys.
+        settings: What the numbers depend on: runs, draws, seeds.
+
+    Returns:
+        What was written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {
+        "caption": caption,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()},
+        "rows": [dict(row) for row in rows],
+    }
+    written = [folder / f"{name}.json", folder / f"{name}.csv"]
+    written[0].write_text(json.dumps(report, indent=2) + "\n")
+    with written[1].open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    if figure is not None:
+        figure.supxlabel(caption, fontsize=8, wrap=True)
+        written += [folder / f"{name}.svg", folder / f"{name}.png"]
+        save(figure, *written[2:])
+    return written
+
+
+def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """The rows on screen; numbers with four significant digits."""
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(str(column), justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    console.print(table)

@@ -1,0 +1,181 @@
+"""`klformer analyze` on small runs, typed as a user would, and what it writes."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from klformer import cli
+from klformer.analysis.variance import variance_metrics
+from klformer.experiments.analyze import variance
+from klformer.experiments.run import load_run
+from klformer.models import SequenceEmbedding
+from klformer.tasks import collate
+from klformer.training.evaluation import class_scores, evaluate, evaluating, scores_of_draws
+from klformer.training.progress import SilentReporter
+
+TINY = [
+    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
+    *["--model.num-layers", "2", "--model.model-dim", "8", "--model.head-dim", "4", "--model.ffn-dim", "8"],
+    *["--training.batch-size", "16", "--training.max-steps", "6", "--training.evaluate-every", "3"],
+    *["--training.checkpoint-every", "3", "--training.evaluation-draws", "2", "--quiet"],
+]
+ATTENTIONS = ("gmm-rks", "gmm-prf", "fastfood-prf", "softmax")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Small runs of four attentions."""
+    home = tmp_path_factory.mktemp("analyze")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KLFORMER_DATA", str(home / "data"))
+        for name in ATTENTIONS:
+            options = "" if name == "softmax" else ":num_frequencies=8"
+            cli.main(["train", "--attention", name + options, *TINY, "--out", str(home / "runs"), "--name", name])
+        yield home / "runs"
+
+
+def analyze(capsys, *arguments):
+    cli.main(["analyze", *(str(argument) for argument in arguments)])
+    return capsys.readouterr().out
+
+
+def results(folder, name):
+    """Rows of the JSON, after checking that the other files are there and agree."""
+    report = json.loads((folder / f"{name}.json").read_text())
+    with (folder / f"{name}.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(report["rows"])
+    assert (folder / f"{name}.png").stat().st_size > 5000
+    assert report["caption"].split()[0] in (folder / f"{name}.svg").read_text()
+    return report["rows"]
+
+
+def test_variance(runs, tmp_path, capsys):
+    folders = [runs / name for name in ATTENTIONS]
+    out = analyze(capsys, "variance", *folders, "--draws", "4", "--limit", "20", "--out", tmp_path)
+    assert "softmax has nothing that is drawn at random; left out" in out
+    assert "R^2 rsd-pi" in out
+    rows = results(tmp_path, "variance")
+    assert [row["attention"] for row in rows] == [
+        "gmm-rks:num_frequencies=8",
+        "gmm-prf:num_frequencies=8",
+        "fastfood-prf:num_frequencies=8",
+    ]
+    results(tmp_path, "variance-correlations")
+
+    loaded = load_run(runs / "gmm-prf", SilentReporter())
+    examples = loaded.task.load("validation").take(np.arange(20))
+    batch = collate(examples, np.arange(20))
+    with evaluating(loaded.model):
+        scores = scores_of_draws(loaded.model, batch, range(4), seed=0).double().numpy()
+    expected = variance_metrics(scores, examples.labels)
+    assert rows[1]["rsd"] == pytest.approx(expected.rsd, rel=1e-4)
+    assert rows[1]["pi"] == pytest.approx(expected.pi)
+
+
+def test_variance_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatch):
+    arguments = ["variance", runs / "gmm-rks", "--draws", "3", "--out", tmp_path]
+    analyze(capsys, *arguments)
+    before = results(tmp_path, "variance")
+    stored = sorted((tmp_path / "variance-scores").rglob("*.npy"))
+    assert stored
+    stored[0].unlink()
+    computed = []
+    original = variance.scores_of_draws
+    monkeypatch.setattr(variance, "scores_of_draws", lambda *a, **k: computed.append(1) or original(*a, **k))
+    analyze(capsys, *arguments)
+    assert len(computed) == 1
+    assert results(tmp_path, "variance") == before
+
+
+@pytest.mark.parametrize("name", ["gmm-rks", "fastfood-prf", "softmax"])
+def test_the_first_part_is_computed_once_and_changes_nothing(runs, name, monkeypatch):
+    calls, compute = [], SequenceEmbedding.forward
+    monkeypatch.setattr(SequenceEmbedding, "forward", lambda *a, **k: calls.append(1) or compute(*a, **k))
+    loaded = load_run(runs / name, SilentReporter())
+    batch = collate(loaded.task.load("validation"), np.arange(7))
+    with evaluating(loaded.model):
+        together = scores_of_draws(loaded.model, batch, range(3), seed=1)
+        assert len(calls) == 1
+        for draw in range(3):
+            alone = scores_of_draws(loaded.model, batch, [draw], seed=1)
+            torch.testing.assert_close(together[draw], alone[0], atol=1e-6, rtol=1e-5)
+        with torch.no_grad():
+            assert torch.equal(class_scores(loaded.model, batch), alone[0]), "the model is as before"
+    assert len(calls) == 5
+    if name != "softmax":
+        assert not torch.allclose(together[0], together[1])
+
+
+def test_evaluation_agrees_with_the_scores(runs):
+    loaded = load_run(runs / "gmm-prf", SilentReporter())
+    examples = loaded.task.load("validation")
+    result = evaluate(
+        loaded.model, examples, accelerator=Accelerator(cpu=True), batch_size=16, num_classes=9, draws=3, seed=0
+    )
+    with evaluating(loaded.model):
+        scores = scores_of_draws(loaded.model, collate(examples, np.arange(len(examples))), range(3), seed=0)
+    labels = torch.from_numpy(examples.labels)
+    torch.testing.assert_close(torch.tensor(result.accuracies), (scores.argmax(-1) == labels).float().mean(1))
+    losses = torch.nn.functional.cross_entropy(scores.movedim(-1, 1), labels.expand(3, -1))
+    assert result.loss == pytest.approx(losses.item(), rel=1e-5)
+
+
+def test_eigenvalues_beside_those_at_initialisation(runs, tmp_path, capsys):
+    folders = [runs / name for name in ATTENTIONS]
+    out = analyze(capsys, "eigenvalues", *folders, "--quick", "--out", tmp_path)
+    assert "softmax has no frequencies; left out" in out
+    rows = results(tmp_path, "eigenvalues")
+    assert len(rows) == 3 * 2 * 4
+    assert all(0 <= row["minimum"] <= row["mean"] <= row["maximum"] for row in rows)
+    trained = [row for row in rows if row["run"] == "gmm-rks"]
+    assert any(row["mean"] != row["initial_mean"] for row in trained)
+
+
+def test_kernel(runs, tmp_path, capsys):
+    analyze(capsys, "kernel", runs / "gmm-prf", "--quick", "--out", tmp_path)
+    profiles = results(tmp_path, "kernel-profiles")
+    assert all(row["trained"] == pytest.approx(1) for row in profiles if abs(row["delta"]) < 1e-9)
+    assert len(results(tmp_path, "kernel-frequencies")) == 2 * 4
+    weights = results(tmp_path, "kernel-attention")
+    assert sum(row["weight"] for row in weights) == pytest.approx(2 * 4)
+
+
+def test_gradients_at_the_milestones(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("klformer.training.trainer.MILESTONES", (10, 20))
+    monkeypatch.setattr("klformer.experiments.analyze.gradients.MILESTONES", (10, 20))
+    options = ["--attention", "gmm-rks:num_frequencies=8", *TINY, "--out", tmp_path, "--name", "longer"]
+    cli.main(["train", *map(str, options), "--training.max-steps", "60", "--optimiser.learning-rate", "0.01"])
+    reached = json.loads((tmp_path / "longer" / "result.json").read_text())["first_reached"]
+    out = analyze(capsys, "gradients", tmp_path / "longer", "--quick", "--out", tmp_path / "analysis")
+    rows = results(tmp_path / "analysis", "gradients")
+    assert [(row["reached"], row["step"]) for row in rows] == [
+        (p, reached[str(p)]) for p in (10, 20) if str(p) in reached
+    ]
+    assert rows, "the run must have reached 10%"
+    assert all(row["deviation"] > 0 for row in rows)
+    assert "deviation_of_draws" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["variance", "RUNS/softmax"], "none of the runs has noise to draw"),
+        (["variance", "RUNS/gmm-rks", "--draws", "1"], "draws must be at least 2, got 1"),
+        (["variance", "RUNS/nowhere"], "nowhere is not a run: it has no config.json"),
+        (["eigenvalues", "RUNS/softmax"], "none of the runs has frequencies"),
+        (["kernel", "RUNS/softmax"], "softmax has no frequencies to look at"),
+        (
+            ["kernel", "RUNS/gmm-rks", "--example", "1000", "--quick"],
+            "at least 0 and below 45, got 1000",
+        ),
+    ],
+)
+def test_what_cannot_be_analysed_is_said(runs, tmp_path, capsys, arguments, message):
+    arguments = [argument.replace("RUNS", str(runs)) for argument in arguments]
+    with pytest.raises(SystemExit):
+        cli.main(["analyze", *arguments, "--out", str(tmp_path)])
+    assert message in capsys.readouterr().err
