@@ -24,7 +24,7 @@ from klformer.ops.softmax_attention import hide, in_full_precision, softmax_weig
 
 PATTERNS = ("fixed", "strided")
 #: Scores computed at once, over batch, heads, queries and keys.
-SCORES_AT_ONCE = 2**22
+SCORES_AT_ONCE = 2**20
 
 
 class SparseAttention(AttentionMechanism):
@@ -102,12 +102,13 @@ class SparseAttention(AttentionMechanism):
             far = far.to(full)
             scores_a_block = q.shape[0] * self.num_heads * size * (near[0].shape[3] + far.num_keys)
             step = max(1, SCORES_AT_ONCE // scores_a_block)
-            pieces = []
-            for first in range(0, queries.shape[1], step):
-                rows = slice(first, first + step)
-                operands = [x[:, rows].to(full) for x in (queries, *near)]
-                operands.append(near_there[:, rows])
-                pieces.append(checkpoint(attend_rows, first, *operands, use_reentrant=False, preserve_rng_state=False))
+            # Split and not sliced: the gradient of every slice would be as large as the whole.
+            operands = [torch.split(x.to(full), step, dim=1) for x in (queries, *near)]
+            operands.append(torch.split(near_there, step, dim=1))
+            pieces = [
+                checkpoint(attend_rows, number * step, *piece, use_reentrant=False, preserve_rng_state=False)
+                for number, piece in enumerate(zip(*operands, strict=True))
+            ]
             out = join(torch.cat(pieces, dim=1), length)
         return out.to(q.dtype)
 
