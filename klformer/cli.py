@@ -1,4 +1,4 @@
-"""The command `klformer`: train, compare, eval, curves, profile, analyze, bench, data, list.
+"""The command `klformer`: train, compare, eval, curves, profile, report, analyze, bench, data, list.
 
 The defaults of `train` and `compare` are those of the chosen preset, so that task, attention and preset are looked for
 in the arguments first, and tyro then reads all of them with these defaults.
@@ -27,6 +27,8 @@ from klformer.experiments.config import AttentionConfig, ExperimentConfig, Model
 from klformer.experiments.curves import draw_curves
 from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
 from klformer.experiments.profile import profile_step
+from klformer.experiments.report.command import Report
+from klformer.experiments.report.command import run as write_report
 from klformer.experiments.run import describe_accuracy, load_run, run_name, train_run
 from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
@@ -189,6 +191,7 @@ COMMANDS: dict[str, type] = {
     "eval": Eval,
     "curves": Curves,
     "profile": Profile,
+    "report": Report,
     "data": Data,
     "list": List,
 }
@@ -206,6 +209,7 @@ usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
   eval       evaluate a run, averaged over draws of its frequencies
   curves     draw the validation accuracy of runs against steps
   profile    memory and time of one training step of a preset's model
+  report     write runs as one page for a browser, beside the paper's figures
   analyze    check the paper's claims on runs: `klformer analyze --help` names the analyses
   bench      measure attentions and operators: `klformer bench --help` names the benchmarks
   data       generate data, check it, or say where it is
@@ -287,6 +291,8 @@ def _run(command: Any) -> None:
             print(f"written to {command.out}")
         case Profile():
             _profile(command)
+        case Report():
+            write_report(command)
         case Data():
             _data(command)
         case List():

@@ -131,12 +131,12 @@ LAPTOP: dict[str, dict[str, Any]] = {
         "data": {"max_len": 512, "validation_limit": 1_000, "test_limit": 2_000},
         "model": {
             "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
-            "dropout": 0.0, "positions": "sinusoidal",
+            "dropout": 0.0, "positions": "learned",
         },
-        "optimiser": {**_LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 50},
+        "optimiser": {**_LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **_SMALL_TRAINING, "batch_size": 32, "max_steps": 1400, "evaluate_every": 200, "checkpoint_every": 200,
+            **_SMALL_TRAINING, "batch_size": 32, "max_steps": 2000, "evaluate_every": 200, "checkpoint_every": 200,
         },
     },
     "retrieval": {

@@ -5,13 +5,15 @@ from typing import Any
 
 import tyro
 
-from klformer.experiments.analyze import eigenvalues, gradients, kernel, variance
+from klformer.experiments.analyze import eigenvalues, gradients, kernel, mse, turing, variance
 
 ANALYSES: dict[str, tuple[type, Callable[[Any], None]]] = {
     "variance": (variance.VarianceAnalysis, variance.run),
     "eigenvalues": (eigenvalues.EigenvalueAnalysis, eigenvalues.run),
     "kernel": (kernel.KernelAnalysis, kernel.run),
     "gradients": (gradients.GradientAnalysis, gradients.run),
+    "mse": (mse.MseAnalysis, mse.run),
+    "turing": (turing.TuringAnalysis, turing.run),
 }
 
 

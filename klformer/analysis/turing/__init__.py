@@ -1,0 +1,48 @@
+"""Theorems 1 and 2 by construction: Turing machines run by an encoder-decoder with explicit weights."""
+
+from klformer.analysis.turing.attention import FeatureAttention, GaussianAttention, HardAttention, SoftAttention
+from klformer.analysis.turing.construction import (
+    CONSTRUCTIONS,
+    ConstructionName,
+    Decoding,
+    Printed,
+    TuringTransformer,
+    build,
+)
+from klformer.analysis.turing.machine import MachineError, TuringMachine, example_names, load_machine, parse_machine
+from klformer.analysis.turing.simulate import (
+    Comparison,
+    Survival,
+    best_survival,
+    compare,
+    expected_trace,
+    fewest_samples,
+    first_tie,
+    highest_temperature,
+)
+
+__all__ = [
+    "CONSTRUCTIONS",
+    "Comparison",
+    "ConstructionName",
+    "Decoding",
+    "FeatureAttention",
+    "GaussianAttention",
+    "HardAttention",
+    "MachineError",
+    "Printed",
+    "SoftAttention",
+    "Survival",
+    "TuringMachine",
+    "TuringTransformer",
+    "best_survival",
+    "build",
+    "compare",
+    "example_names",
+    "expected_trace",
+    "fewest_samples",
+    "first_tie",
+    "highest_temperature",
+    "load_machine",
+    "parse_machine",
+]

@@ -1,0 +1,332 @@
+"""What a report is made of: runs, analyses and benchmarks, read from folders into plain data.
+
+A run that is not finished is read as far as it has come. A file that is there and can't be read is an error with its
+name.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from klformer.attention import attention_names
+from klformer.experiments.presets import PRESETS, frequencies
+from klformer.experiments.run import CONFIG, RESULT
+from klformer.tasks import task_names
+from klformer.training.log import read_lines
+
+VARIANCE, EIGENVALUES, BENCHMARK = "variance.json", "eigenvalues.json", "attention.json"
+METRICS = "metrics.jsonl"
+#: Folders of a run that hold nothing for a report.
+PASSED_OVER = {"checkpoints", "tensorboard", "variance-scores"}
+#: How deep runs may lie below a folder that is given.
+MAX_DEPTH = 4
+#: Where the data lay says nothing about a result, and a page may be published.
+PRIVATE = {"data.root"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """The evaluation of one split; every number that was written, by its name."""
+
+    numbers: Mapping[str, float]
+
+    def get(self, name: str) -> float | None:
+        return self.numbers.get(name)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run wrote into result.json."""
+
+    test: Score
+    validation: Score
+    protocol: str
+    #: steps, best_step, parameters, train_seconds, peak_memory_bytes and whatever else is a number.
+    numbers: Mapping[str, float]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, finished or not."""
+
+    name: str
+    task: str
+    #: The attention with the options in which it differs from its preset.
+    attention: str
+    attention_name: str
+    preset: str
+    seed: int
+    #: The configuration, flattened: "model.num_layers" and so on.
+    config: Mapping[str, Any]
+    #: (step, validation accuracy) as far as the run has come.
+    curve: tuple[tuple[int, float], ...] = ()
+    #: The median of the logged speeds, which a pause of the machine does not change; tokens a second.
+    speed: float | None = None
+    last_step: int = 0
+    result: Result | None = None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The rows of an analysis, with the caption that it wrote."""
+
+    caption: str
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Time and memory of attentions against the length, as `klformer bench attention` wrote them."""
+
+    date: str
+    machine: str
+    sizes: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Everything that was found."""
+
+    runs: tuple[Run, ...] = ()
+    variance: tuple[Analysis, ...] = ()
+    eigenvalues: tuple[Analysis, ...] = ()
+    benchmarks: tuple[Benchmark, ...] = ()
+
+
+@dataclass
+class _Found:
+    """Paths by kind, each once."""
+
+    runs: dict[Path, Path] = field(default_factory=dict)
+    files: dict[Path, Path] = field(default_factory=dict)
+
+    def add_run(self, folder: Path) -> None:
+        self.runs.setdefault(folder.resolve(), folder)
+
+    def add_file(self, path: Path) -> None:
+        self.files.setdefault(path.resolve(), path)
+
+
+def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Path | None = None) -> Collection:
+    """Read runs, and the analyses and benchmarks that lie beside them.
+
+    Args:
+        folders: Runs, or folders of runs.
+        analysis: A folder with variance.json or eigenvalues.json.
+        bench: An attention.json, or the folder of one.
+
+    Raises:
+        ValueError: a folder is not there or holds nothing of the kind, or a file can't be read.
+    """
+    found = _Found()
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder; give runs, or folders of runs")
+        if _look_through(folder, found) == 0:
+            raise ValueError(f"{folder} holds no run (no {CONFIG}), no {VARIANCE}, {EIGENVALUES} or {BENCHMARK}")
+    if analysis is not None:
+        there = [analysis / name for name in (VARIANCE, EIGENVALUES) if (analysis / name).is_file()]
+        if not there:
+            raise ValueError(f"{analysis} holds neither {VARIANCE} nor {EIGENVALUES}")
+        for path in there:
+            found.add_file(path)
+    if bench is not None:
+        path = bench / BENCHMARK if bench.is_dir() else bench
+        if not path.is_file():
+            raise ValueError(f"there is no benchmark {path}; `klformer bench attention --out FOLDER` writes one")
+        found.add_file(path)
+    files = sorted(found.files.values())
+    benchmarks = [path for path in files if path.name not in (VARIANCE, EIGENVALUES)]
+    return Collection(
+        runs=tuple(read_run(path) for path in sorted(found.runs.values())),
+        variance=tuple(read_analysis(path) for path in files if path.name == VARIANCE),
+        eigenvalues=tuple(read_analysis(path) for path in files if path.name == EIGENVALUES),
+        benchmarks=tuple(read_benchmark(path) for path in benchmarks),
+    )
+
+
+def _look_through(top: Path, found: _Found) -> int:
+    """Add what lies below a folder; returns how much that is, known already or not."""
+    count = 0
+    for folder, subfolders, files in os.walk(top):
+        here = Path(folder)
+        depth = len(here.relative_to(top).parts)
+        subfolders[:] = sorted(
+            name for name in subfolders if depth < MAX_DEPTH and name not in PASSED_OVER and not name.startswith(".")
+        )
+        if CONFIG in files:
+            found.add_run(here)
+            count += 1
+        for name in {VARIANCE, EIGENVALUES, BENCHMARK}.intersection(files):
+            found.add_file(here / name)
+            count += 1
+    return count
+
+
+def read_run(folder: Path) -> Run:
+    """Read the configuration, the record and, if the run is finished, the result.
+
+    Raises:
+        ValueError: a file can't be read, or something that a report needs is not in it.
+    """
+    path = folder / CONFIG
+    config = _read_object(path)
+    task, preset, seed = _need(config, "task", str, path), _need(config, "preset", str, path), config.get("seed", 0)
+    attention = _need(config, "attention", dict, path)
+    name = _need(attention, "name", str, path)
+    options = attention.get("options") or {}
+    if not isinstance(seed, int) or not isinstance(options, dict):
+        raise ValueError(f"{path} is not a run's configuration: seed or the attention's options are of the wrong type")
+    flat = {key: value for key, value in flatten(config).items() if key not in PRIVATE}
+    lines = _read_record(folder / METRICS)
+    result = _read_result(folder / RESULT) if (folder / RESULT).exists() else None
+    return Run(
+        name=folder.resolve().name,
+        task=f"{task} {flat['data.sparsity']:g}" if _has_sparsity(task, flat) else task,
+        attention=_label(task, preset, name, options),
+        attention_name=name,
+        preset=preset,
+        seed=seed,
+        config=flat,
+        curve=tuple((line["step"], line["accuracy"]) for line in lines if _is_point(line)),
+        speed=_median_speed(lines),
+        last_step=max((line["step"] for line in lines), default=0),
+        result=result,
+    )
+
+
+def read_analysis(path: Path) -> Analysis:
+    """Read what an analysis wrote.
+
+    Raises:
+        ValueError: the file can't be read or has no rows.
+    """
+    content = _read_object(path)
+    return Analysis(caption=str(content.get("caption", "")), rows=_rows(content, "rows", ("run", "attention"), path))
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """Read what `klformer bench attention` wrote.
+
+    Raises:
+        ValueError: the file can't be read or has no results.
+    """
+    content = _read_object(path)
+    environment, sizes = content.get("environment", {}), content.get("sizes", {})
+    if not isinstance(environment, dict) or not isinstance(sizes, dict):
+        raise ValueError(f"{path} is not a benchmark: environment and sizes must be objects")
+    rows = _rows(content, "results", ("name", "length"), path)
+    if bad := [row for row in rows if finite(row["length"]) is None]:
+        raise ValueError(f"{path} is not a benchmark: length must be a number, got {bad[0]['length']!r}")
+    machine, date = str(environment.get("machine", "")), str(environment.get("date", ""))
+    return Benchmark(date=date, machine=machine, sizes=sizes, rows=rows)
+
+
+def finite(value: object) -> float | None:
+    """A finite number as it is, anything else as None, which pages show as missing."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one, with dots in the names."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"can't read {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold an object, not a {type(content).__name__}")
+    return content
+
+
+def _need(content: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
+    if not isinstance(content.get(key), kind):
+        raise ValueError(f"{path} is not a run's configuration: {key!r} is missing or not a {kind.__name__}")
+    return content[key]
+
+
+def _rows(content: Mapping[str, Any], key: str, needed: Sequence[str], path: Path) -> tuple[Mapping[str, Any], ...]:
+    rows = content.get(key)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} has no list of {key}")
+    for row in rows:
+        if missing := [name for name in needed if name not in row]:
+            raise ValueError(f"{path}: a row of {key} has no {missing[0]!r}: {row}")
+    return tuple(rows)
+
+
+def _read_record(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = read_lines(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
+        raise ValueError(f"{path} is damaged: a line has no step")
+    return lines
+
+
+def _is_point(line: Mapping[str, Any]) -> bool:
+    return line.get("kind") == "validation" and finite(line.get("accuracy")) is not None
+
+
+def _median_speed(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    speeds = [speed for line in lines if (speed := finite(line.get("tokens_per_second"))) is not None]
+    return median(speeds) if speeds else None
+
+
+def _read_result(path: Path) -> Result:
+    content = _read_object(path)
+    environment = content.get("environment", {})
+    if not isinstance(environment, dict):
+        raise ValueError(f"{path} is damaged: environment is not an object")
+    return Result(
+        test=_score(content, "test", path),
+        validation=_score(content, "validation", path),
+        protocol=str(content.get("protocol", "")),
+        numbers=dict(_numbers(content)),
+        environment={key: str(value) for key, value in environment.items()},
+    )
+
+
+def _score(content: Mapping[str, Any], split: str, path: Path) -> Score:
+    score = content.get(split)
+    if not isinstance(score, dict):
+        raise ValueError(f"{path} is damaged: it has no {split!r}")
+    return Score(dict(_numbers(score)))
+
+
+def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in content.items():
+        number = finite(value)
+        if number is not None:
+            yield key, number
+
+
+def _has_sparsity(task: str, flat: Mapping[str, Any]) -> bool:
+    return task == "sparsity" and finite(flat.get("data.sparsity")) is not None
+
+
+def _label(task: str, preset: str, name: str, options: Mapping[str, Any]) -> str:
+    """As in `klformer train`, also for attentions, tasks and presets that this version does not know."""
+    known = name in attention_names() and task in task_names() and preset in PRESETS
+    usual = frequencies(preset, task, name) if known else {}
+    chosen = {key: value for key, value in options.items() if key not in usual or usual[key] != value}
+    text = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(chosen.items()))
+    return f"{name}:{text}" if text else name
