@@ -28,8 +28,8 @@ from klformer.analysis.turing import (
     load_machine,
     parse_machine,
 )
-from klformer.analysis.turing.construction import COPY
 from klformer.analysis.turing.machine import Action
+from klformer.analysis.turing.transformer import COPY
 from klformer.experiments.analyze import turing as command
 
 HARD, EXACT = HardAttention(), HardAttention(exact=True)

@@ -1,14 +1,7 @@
 """Theorems 1 and 2 by construction: Turing machines run by an encoder-decoder with explicit weights."""
 
 from klformer.analysis.turing.attention import FeatureAttention, GaussianAttention, HardAttention, SoftAttention
-from klformer.analysis.turing.construction import (
-    CONSTRUCTIONS,
-    ConstructionName,
-    Decoding,
-    Printed,
-    TuringTransformer,
-    build,
-)
+from klformer.analysis.turing.construction import CONSTRUCTIONS, ConstructionName, build
 from klformer.analysis.turing.machine import MachineError, TuringMachine, example_names, load_machine, parse_machine
 from klformer.analysis.turing.simulate import (
     Comparison,
@@ -20,6 +13,7 @@ from klformer.analysis.turing.simulate import (
     first_tie,
     highest_temperature,
 )
+from klformer.analysis.turing.transformer import Decoding, Printed, TuringTransformer
 
 __all__ = [
     "CONSTRUCTIONS",

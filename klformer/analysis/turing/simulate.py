@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from klformer.analysis.turing.attention import FeatureAttention, GaussianAttention, SoftAttention
-from klformer.analysis.turing.construction import COPY, Decoding, TuringTransformer
 from klformer.analysis.turing.machine import Configuration, TuringMachine
+from klformer.analysis.turing.transformer import COPY, Decoding, TuringTransformer
 
 
 @dataclass(frozen=True)
