@@ -48,7 +48,7 @@ def run(options: EigenvalueAnalysis) -> None:
     draws = 8 if options.quick else options.draws
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    console, reporter = Console(), make_reporter(quiet=False)
+    console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
     rows: list[dict[str, Any]] = []
     spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]] = []
     for folder in track(options.runs, "eigenvalues", transient=True):
@@ -95,16 +95,17 @@ def draw_spectra(spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]
     columns = min(3, len(spectra))
     count = -(-len(spectra) // columns)
     figure, all_axes = plt.subplots(
-        count, columns, figsize=(4 * columns, 3 * count + 0.8), layout="constrained", squeeze=False, sharey=True
+        count, columns, figsize=(4 * columns, 3 * count + 0.8), layout="constrained", squeeze=False
     )
     for axes, (name, before, after) in zip(all_axes.flat, spectra, strict=False):
         for initial in before:
             label = "at initialisation" if initial is before[0] else None
-            axes.plot(initial.eigenvalues.flip(0), color="#999999", linewidth=1, linestyle="--", label=label)
+            ranks = range(1, len(initial.eigenvalues) + 1)
+            axes.plot(ranks, initial.eigenvalues.flip(0), color="#999999", linewidth=1, linestyle="--", label=label)
         for trained in after:
             label = f"layer {trained.layer}, trained" if trained.head == 1 else None
             colour = COLOURS[(trained.layer - 1) % len(COLOURS)]
-            axes.plot(trained.eigenvalues.flip(0), color=colour, linewidth=1.2, label=label)
+            axes.plot(ranks, trained.eigenvalues.flip(0), color=colour, linewidth=1.2, label=label)
         axes.set_yscale("log")
         smallest = torch.stack([spectrum.eigenvalues.clamp(min=1e-9).min() for spectrum in before + after]).min()
         axes.set_ylim(bottom=max(1e-6, 0.5 * smallest.item()))

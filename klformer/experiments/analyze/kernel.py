@@ -32,7 +32,7 @@ from klformer.training.progress import make_reporter
 INITIAL, TRAINED, GAUSSIAN, SOFTMAX = COLOURS[4], COLOURS[0], COLOURS[2], COLOURS[1]
 PROFILE_CAPTION = (
     "The kernel of every head as the key moves away from the query by delta along the direction in which the learned "
-    "frequencies vary most (query a unit vector, value 1 at delta = 0). Band: deviation of a single draw."
+    "frequencies vary most (query a unit vector, 1 at delta = 0, smoothing included). Band: deviation of one draw."
 )
 DENSITY_CAPTION = (
     "Frequencies of every head, before and after training, on the two directions in which the learned ones vary most."
@@ -149,7 +149,7 @@ def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, 
             row: dict[str, Any] = {"layer": layer + 1, "head": head + 1}
             for sample, colour, label in zip(samples, (INITIAL, TRAINED), ("initial", "trained"), strict=True):
                 points = sample[head] @ directions[head].T
-                axes.scatter(points[:, 0], points[:, 1], s=2, color=colour, alpha=0.35, label=label, linewidths=0)
+                axes.scatter(points[:, 0], points[:, 1], s=4, color=colour, alpha=0.4, label=label, linewidths=0)
                 for axis in (0, 1):
                     row[f"{label}_deviation_{axis + 1}"] = points[:, axis].std().item()
             rows.append(row)

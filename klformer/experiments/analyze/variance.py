@@ -57,7 +57,7 @@ def run(options: VarianceAnalysis) -> None:
     draws, limit = (10, 200) if options.quick else (options.draws, options.limit)
     if draws < 2:
         raise ValueError(f"draws must be at least 2, got {draws}")
-    console, reporter = Console(), make_reporter(quiet=False)
+    console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
     rows = []
     for folder in options.runs:
         loaded = load_run(folder, reporter, data_root=options.data_root)
