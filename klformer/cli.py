@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +23,12 @@ from klformer.attention.base import ATTENTIONS
 from klformer.bench.command import main as bench
 from klformer.checks import suggestion
 from klformer.experiments.analyze.command import main as analyze
+from klformer.experiments.bench_model import MODEL_BENCHMARKS
 from klformer.experiments.compare import compare, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
 from klformer.experiments.curves import draw_curves
 from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
-from klformer.experiments.profile import profile_step
+from klformer.experiments.profile import profile_padding, profile_step
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.command import run as write_report
 from klformer.experiments.run import describe_accuracy, load_run, run_name, train_run
@@ -183,6 +185,10 @@ class Profile:
     """Preset of the model."""
     batch_size: int = 4
     """Examples in the step."""
+    padding: int | None = None
+    """Compare instead so many batches of the training data, padded to their own longest sequence and to that of all."""
+    data_root: Path | None = None
+    """Folder of the data, for --padding."""
 
 
 COMMANDS: dict[str, type] = {
@@ -197,7 +203,10 @@ COMMANDS: dict[str, type] = {
 }
 
 #: Commands with commands of their own.
-GROUPS: dict[str, Callable[[Sequence[str]], None]] = {"analyze": analyze, "bench": bench}
+GROUPS: dict[str, Callable[[Sequence[str]], None]] = {
+    "analyze": analyze,
+    "bench": partial(bench, more=MODEL_BENCHMARKS),
+}
 
 USAGE = """\
 klformer: Transformers whose attention kernel is learned from data, linear in the sequence length.
@@ -334,7 +343,14 @@ def _evaluate(command: Eval) -> None:
 def _profile(command: Profile) -> None:
     config = preset(command.preset, command.task, AttentionConfig.parse(command.attention))
     print(f"{config.task} with {config.attention.label()}, preset {config.preset}")
-    print(profile_step(config, batch_size=command.batch_size).describe())
+    if command.padding is None:
+        print(profile_step(config, batch_size=command.batch_size).describe())
+        return
+    if command.padding < 1:
+        raise ValueError(f"padding must be at least 1 batch, got {command.padding}")
+    if command.data_root is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"root": command.data_root})})
+    print(profile_padding(config, num_batches=command.padding).describe())
 
 
 def _data(command: Data) -> None:

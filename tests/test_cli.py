@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from klformer import cli
+from klformer.experiments.presets import LAPTOP
 
 TINY = [
     *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
@@ -145,3 +146,16 @@ def test_profile_says_memory_and_share(capsys):
     assert "2 x 64 tokens" in out
     share = int(out.split("% of it in the attention")[0].split()[-1])
     assert 0 < share < 100
+
+
+def test_profile_of_padding(home, capsys, monkeypatch):
+    small = {"num_examples": 60, "max_len": 40}
+    monkeypatch.setitem(LAPTOP["listops"], "data", small)
+    out = run(
+        capsys, "profile", "--task", "listops", "--preset", "laptop", "--attention", "linear-elu", "--padding", "1"
+    )
+    assert "1 batches padded to the longest sequence of all" in out
+    ratio, difference = float(out.split("x the tokens")[0].split()[-1]), float(out.split("differ by ")[1].split()[0])
+    assert ratio >= 1
+    assert difference < 1e-5
+    assert "padding must be at least 1 batch, got 0" in fails(capsys, 2, "profile", "--padding", "0")

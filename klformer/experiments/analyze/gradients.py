@@ -79,7 +79,7 @@ def _rows_of(folder: Path, data_root: Path | None, examples: int, draws: int) ->
     if not isinstance(loaded.model, SequenceClassifier):
         raise ValueError(f"{folder}: gradients are defined for classifiers of single sequences, not of pairs")
     if not loaded.config.training.keep_milestones:
-        raise TrainingError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones True")
+        raise TrainingError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones")
     validation = loaded.task.load("validation")
     batch = collate(validation, np.arange(min(examples, len(validation))))
     store = CheckpointStore(folder / "checkpoints", reporter.say)
