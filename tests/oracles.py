@@ -145,7 +145,7 @@ def sinkhorn(mechanism: SinkhornAttention, q, k, v, key_mask, causal) -> Tensor:
                         sources = [(matching[n, m], m * size + place) for m in range(len(blocks))]
                         sources = [(w, s) for w, s in sources if w > 0 and s < length and key_mask[b, s]]
                         if sources:
-                            total = sum(w for w, _ in sources)
+                            total = sum(w for w, _ in sources) / matching[n].sum()
                             keys.append(sum(w * k[b, h, s] for w, s in sources) / total)
                             values.append(sum(w * v[b, h, s] for w, s in sources) / total)
                     if keys:
@@ -196,5 +196,6 @@ def reformer(mechanism: ReformerAttention, q, v, key_mask, causal) -> Tensor:
                                 seen[b, h, i, j] = True
     only_others = seen & ~torch.eye(length, dtype=torch.bool)
     seen = torch.where(only_others.any(-1, keepdim=True), only_others, seen)
-    scores = torch.einsum("bhid,bhjd->bhij", q, torch.nn.functional.normalize(q, dim=-1)) / head_dim**0.5
+    norms = (q.square().sum(-1, keepdim=True) + 1e-6 * head_dim).sqrt()
+    scores = torch.einsum("bhid,bhjd->bhij", q, q / norms)
     return dense(scores, v, seen, causal)

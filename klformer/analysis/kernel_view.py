@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from klformer.analysis.spectra import covariance
 from klformer.attention.base import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
-from klformer.kernels import SpectralDistribution
+from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class KernelProfile:
 def main_directions(spectrum: SpectralDistribution, count: int, *, draws: int, seed: int) -> Tensor:
     """(H, count, D): the directions in which the frequencies vary most, so in which the kernel is narrowest."""
     of_heads = covariance(spectrum, draws=draws, generator=torch.Generator().manual_seed(seed)).mean(1)
+    if isinstance(spectrum, GaussianMixtureSpectrum):
+        # The components' means are apart as well; tied ones are mu and -mu.
+        mean = spectrum.mean.double() - (0 if spectrum.tied else spectrum.mean.double().mean(1, keepdim=True))
+        of_heads = of_heads + (mean.transpose(1, 2) @ mean) / mean.shape[1]
     vectors = torch.linalg.eigh(of_heads).eigenvectors  # ascending, in columns
     directions = vectors.flip(-1)[..., :count].transpose(-1, -2)
     return directions.expand(spectrum.num_heads, -1, -1)

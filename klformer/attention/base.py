@@ -28,7 +28,7 @@ class AttentionMechanism(nn.Module, ABC):
     """
 
     #: Query i can be kept from seeing keys after i.
-    supports_causal: ClassVar[bool] = True
+    supports_causal: bool = True
     #: Sequences can be decoded step by step with a state.
     supports_decoding: ClassVar[bool] = True
     #: Keys may come from another sequence than queries.

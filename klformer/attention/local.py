@@ -4,7 +4,7 @@ out_i = softmax over {j : block(j) = block(i)} of q_i.k_j / sqrt D
 
 Long Range Arena's baseline "Local Attention" (Tay et al. 2021): non-overlapping blocks of 50.
 Complexity: O(L b) in time and memory, for blocks of b tokens.
-Supports: causal, padding, any length. Not: other keys than its own sequence's, decoding step by step.
+Supports: causal (but for strided blocks), padding, any length. Not: other keys than its own sequence's, decoding.
 """
 
 from typing import Literal
@@ -26,7 +26,7 @@ class LocalAttention(AttentionMechanism):
         block_size: Tokens of a block; Long Range Arena has 50.
         layout: "blocks", non-overlapping, what Long Range Arena means. "sliding", the block and the ones on either side
             of it. "strided", what Long Range Arena's code does: its reshape makes "blocks" of every n-th token, where n
-            is the number of blocks. There the blocks depend on the length with padding.
+            is the number of blocks. There the blocks depend on the length with padding, and there is no causal form.
     """
 
     supports_cross = False
@@ -47,11 +47,12 @@ class LocalAttention(AttentionMechanism):
         check_choice("layout", layout, LAYOUTS)
         self.block_size = block_size
         self.layout = layout
+        self.supports_causal = layout != "strided"  # its blocks would tell how long the sequence is
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         k, v = hide(k, key_mask), hide(v, key_mask)
         if self.layout == "strided":
-            return self._attend_strided(q, k, v, key_mask, causal)
+            return self._attend_strided(q, k, v, key_mask)
         reach = 1 if self.layout == "sliding" else 0
         before, after = reach, 0 if causal else reach
         size, length = self.block_size, q.shape[2]
@@ -64,16 +65,13 @@ class LocalAttention(AttentionMechanism):
             visible = visible & (key_positions <= query_positions)
         return join(attend_blocks(cut(q, size), keys, values, visible), length)
 
-    def _attend_strided(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
+    def _attend_strided(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Blocks of every n-th token: cut into `block_size` rows of n tokens, and take the columns."""
         length = q.shape[2]
         stride = max(1, -(-length // self.block_size))
         # (B, b, H, n, D) -> (B, n, H, b, D): position a n + c is row a of block c.
         queries, keys, values = (cut(x, stride).transpose(1, 3) for x in (q, k, v))
         visible = cut_mask(key_mask, k, stride).transpose(1, 4)
-        if causal:
-            rows = visible.new_ones(keys.shape[3], keys.shape[3]).tril()
-            visible = visible & rows
         out = attend_blocks(queries, keys, values, visible)
         return join(out.transpose(1, 3), length)
 

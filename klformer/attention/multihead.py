@@ -67,6 +67,8 @@ class MultiheadAttention(nn.Module):
         Args:
             key_mask: (B, L), or (B, S) with memory; True = keep.
         """
+        if memory is not None and not self.mechanism.supports_cross:
+            raise ValueError(f"{type(self.mechanism).__name__} can't attend to another sequence")
         source = x if memory is None else memory
         q, k, v = self._queries(x), self._keys(source), self._split(self.value(source))
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
@@ -101,7 +103,7 @@ class MultiheadAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, L, H D) -> (B, H, L, D)."""
-        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, x.shape[-1] // self.num_heads).transpose(1, 2)
 
     def _merge(self, heads: Tensor) -> Tensor:
         """(B, H, L, E) -> (B, L, model_dim)."""

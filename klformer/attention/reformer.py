@@ -2,14 +2,17 @@
 
     h(x) = argmax [x W, -x W]                            angular hash into `num_buckets`, W random
     i sees j if h(q_i) = h(q_j), and j is in the chunk of i within the bucket or in the one before it
-    scores q_i.k_j / sqrt D with k_j = q_j / |q_j|       one projection for queries and keys
+    scores q_i.k_j with k_j = q_j / |q_j|                one projection for queries and keys
 
 A token sees itself only if it sees no other. Several rounds of hashing are one attention over the union of what they
-see. "Reformer: The Efficient Transformer" (Kitaev et al. 2020). Long Range Arena: chunks of 10, 10 buckets, one
-round.
-One thing differs: every bucket starts a chunk of its own, in order of position. In the original, chunks run on over
-the end of a bucket, so that their borders, and with them what a token sees, depend on all other tokens: on padding
-and, in a causal model, on the future.
+see.
+
+"Reformer: The Efficient Transformer" (Kitaev et al. 2020), with one thing done otherwise: every bucket starts a chunk
+of its own, in order of position. In the original, chunks run on over the end of a bucket, so that their borders, and
+with them what a token sees, depend on all other tokens: on padding and, in a causal model, on the future.
+
+Long Range Arena is set to 10 buckets, "chunks of 10" and one round, the defaults here. Its code makes ten chunks of a
+tenth of the sequence of that, does not look at the buckets, lets a token see itself and does not normalise the keys.
 Complexity: O(L log L) for sorting and O(L c) for attention with chunks of c tokens, each times the rounds, in time;
 memory O(L c).
 Supports: causal, padding, any length. Not: other keys than its own sequence's, decoding step by step. The keys that
@@ -78,14 +81,14 @@ class ReformerAttention(AttentionMechanism, Resampled):
             return v * 0
         with in_full_precision(q) as full:
             x, values = hide(q, key_mask).to(full), hide(v, key_mask).to(full)
-            keys = x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(full).tiny ** 0.5)
+            keys = unit_vectors(x)
             there = None if key_mask is None else key_mask[:, None].expand(x.shape[:3])
             rounds = [self._place(x, there, rotations.to(full)) for rotations in self.rotations]
             seen = [_see(places, causal) for places in rounds]
             sees_others = torch.stack([pairs.sees_others(places) for pairs, places in zip(seen, rounds, strict=True)])
             parts, normalisers = [], []
             for pairs, places in zip(seen, rounds, strict=True):
-                scores = _take(x, pairs.i) @ _take(keys, pairs.j).transpose(-1, -2) * x.shape[-1] ** -0.5
+                scores = _take(x, pairs.i) @ _take(keys, pairs.j).transpose(-1, -2)
                 if len(rounds) > 1:
                     scores = scores - pairs.times_seen(rounds).to(full).log()
                 weights, normaliser = softmax_weights(scores, pairs.visible(sees_others.any(0)))
@@ -119,6 +122,12 @@ class ReformerAttention(AttentionMechanism, Resampled):
         token = torch.full((*slot.shape[:2], num_slots), -1, device=x.device).scatter(-1, slot, position)
         kept = bucket < self.num_buckets
         return Places(bucket, rank // size, slot, token.view(*slot.shape[:2], -1, size), kept)
+
+
+def unit_vectors(x: Tensor) -> Tensor:
+    """x / |x|, with a bounded gradient where x is 0."""
+    mean_square = x.square().mean(-1, keepdim=True)
+    return x * (mean_square + 1e-6).rsqrt() * x.shape[-1] ** -0.5
 
 
 @dataclass(frozen=True)

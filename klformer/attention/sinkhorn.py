@@ -10,7 +10,7 @@ blocks are matched as in the paper. The Gumbel noise of the paper's training is 
 one result.
 Complexity: O(L b + (L/b)^2 + (L/b) L) in time, the last for sorting; memory O(L + (L/b)^2). At a fixed block size the
 terms in (L/b) are quadratic with a small factor.
-Supports: padding (an empty block is matched with none; a mixed token is the average over those that are there), any
+Supports: padding (an empty block is matched with none; a mixed token makes up for those that are not there), any
 length up to max_len, causal: block n is matched with blocks before it only, and the columns are normalised over the
 rows so far.
 Not: other keys than its own sequence's, decoding step by step.
@@ -106,9 +106,10 @@ def _sort(matching: Tensor, keys: Tensor, values: Tensor, there: Tensor) -> tupl
     """Blocks mixed by R, token by token; what is not there has no part, and what is left is an average again."""
     with in_full_precision(keys) as full:
         weights = there[:, :, 0].to(full).expand(matching.shape[0], -1, -1, -1)
-        share = torch.einsum("bhnm,bmos->bnhs", matching, weights).unsqueeze(-1)
-        is_there = share > 0
-        share = share.masked_fill(~is_there, 1)
+        kept = torch.einsum("bhnm,bmos->bnhs", matching, weights).unsqueeze(-1)
+        is_there = kept > 0
+        # Only what is missing is made up for: 1 where all tokens are there.
+        share = (kept / matching.sum(-1).transpose(1, 2)[..., None, None]).masked_fill(~is_there, 1)
 
         def mix(blocks: Tensor) -> Tensor:
             return (torch.einsum("bhnm,bmhsd->bnhsd", matching, blocks.to(full)) / share).to(blocks.dtype)

@@ -4,7 +4,8 @@ fixed:    i sees j if  j is in the block of i,  or  j is one of the last c token
 strided:  i sees j if  |i - j| < b,             or  (i - j) mod b = 0
 
 "Generating Long Sequences with Sparse Transformers" (Child et al. 2019), one head attending to the union of both parts.
-Long Range Arena: fixed, blocks of 50, c = 10, causal even in an encoder; here causal or not as asked for.
+Long Range Arena: fixed, blocks of 50, c = 10, causal even in an encoder; here causal or not as asked for. Its code also
+keeps the first column of every block.
 Complexity: O(L (b + c L/b)) fixed, O(L (b + L/b)) strided, in time: as in the paper, L^1.5 when b is about sqrt(L), and
 quadratic with a small factor when b is kept. Memory is linear: scores are computed in pieces, and again for backward.
 Supports: causal, padding, any length. Not: other keys than its own sequence's, decoding step by step.

@@ -7,7 +7,8 @@ factorised-dense   scores_ij = a_i(j // n) b_i(j mod n)    two of them with abou
 
 "Synthesizer: Rethinking Self-Attention in Transformer Models" (Tay et al. 2021). Long Range Arena: factorised random,
 r = 32, without the dot product. Softmax over the scores; keys are never used, queries by the dense ones only.
-Complexity: O(L^2) in time. Memory O(L^2), but for factorised-random, whose scores are never written out.
+Complexity: O(L^2) in time. Memory O(L^2), but for factorised-random, whose scores are never written out
+(a mask of L^2 bits is, when it is causal and padded).
 Supports: causal, padding, any length up to max_len. Not: other keys than its own sequence's, decoding.
 """
 
@@ -67,6 +68,9 @@ class SynthesizerAttention(AttentionMechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         length = v.shape[2]
         v = hide(v, key_mask)
+        if isinstance(self.scores, FactorisedPositionScores) and key_mask is None:
+            left, right = self.scores(v)
+            return attend(left, right, v, causal=causal, scale=1.0)
         visible = torch.ones(1, 1, 1, length, dtype=torch.bool, device=v.device)
         if key_mask is not None:
             visible = key_mask[:, None, None]

@@ -65,8 +65,10 @@ class TransformerLayer(nn.Module):
         """(B, L, model_dim) -> (B, L, model_dim), or only the first `num_outputs` positions of it."""
         keys = self.self_norm(x)
         # Where queries need not be as many as keys, those that nobody asks for are left out from the start.
-        queries = keys[:, :num_outputs] if self.self_attention.mechanism.supports_cross else keys
-        attended = self.self_attention(queries, keys, key_mask=key_mask)[:, :num_outputs]
+        if num_outputs is not None and self.self_attention.mechanism.supports_cross:
+            attended = self.self_attention(keys[:, :num_outputs], keys, key_mask=key_mask)
+        else:
+            attended = self.self_attention(keys, key_mask=key_mask)[:, :num_outputs]
         x = x[:, :num_outputs] + self.dropout(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))

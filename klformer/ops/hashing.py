@@ -10,13 +10,13 @@ _SECOND = 0x94D049BB133111EB - 2**64
 
 
 def hashed_uniform(*numbers: Tensor | int) -> Tensor:
-    """A float64 in [0, 1) for every combination of the (broadcast) integers."""
+    """A float32 in [0, 1) for every combination of the (broadcast) integers; 24 bits, exact on every device."""
     state: Tensor | None = None
     for number in numbers:
         mixed = number if state is None else state + number
         state = _mix(torch.as_tensor(mixed, dtype=torch.int64))
     assert state is not None, "nothing to hash"
-    return ((state >> 11) & (2**53 - 1)).double() / 2**53
+    return ((state >> 40) & (2**24 - 1)).float() / 2**24
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -58,9 +58,9 @@ def softmax_weights(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     sees_none = ~visible.any(-1, keepdim=True)
     # Hidden scores are replaced before they are used: they may be anything.
     scores = scores.masked_fill(~visible, float("-inf")).masked_fill(sees_none, 0)
-    log_normaliser = scores.logsumexp(-1, keepdim=True)
-    weights = (scores - log_normaliser).exp().masked_fill(sees_none, 0)
-    return weights, log_normaliser.masked_fill(sees_none, float("-inf")).squeeze(-1)
+    # Not exp(scores - logsumexp): beside large scores the logarithm of the number of keys is lost to rounding.
+    weights = scores.softmax(-1).masked_fill(sees_none, 0)
+    return weights, scores.logsumexp(-1).masked_fill(sees_none.squeeze(-1), float("-inf"))
 
 
 def merge(parts: Tensor, log_normalisers: Tensor) -> Tensor:

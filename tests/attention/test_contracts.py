@@ -301,6 +301,21 @@ def test_extreme_inputs_stay_finite(name, causal, std):
     assert all(p.grad.isfinite().all() for p in mechanism.parameters())
 
 
+#: Rows of linformer and sorted blocks of sinkhorn are no averages; elu(x) + 1 is 0 far below 0.
+AVERAGES = [name for name in NAMES if name not in ("linformer", "sinkhorn", "linear-elu")]
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("std", [1.0, 100.0, 1e4])
+def test_weights_sum_to_one_among_equal_keys(name, causal, std):
+    """One token many times: whatever the scores are, they tie, and values of 1 average to 1."""
+    mechanism, x = problem(name, dtype=torch.float32, causal=causal, queries=64, std=std)
+    x.q, x.k = x.q[:, :, :1].expand_as(x.q), x.k[:, :, :1].expand_as(x.k)
+    out = mechanism(x.q, x.k, torch.ones_like(x.v), causal=causal)
+    torch.testing.assert_close(out, torch.ones_like(out), atol=1e-3, rtol=0)
+
+
 @every_direction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_inputs(name, causal, dtype):

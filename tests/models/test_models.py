@@ -113,6 +113,22 @@ def test_causal_layers_do_not_look_ahead(name):
     torch.testing.assert_close(model(changed)[:, :6], model(x)[:, :6], atol=1e-10, rtol=1e-10)
 
 
+@every_attention
+def test_layers_take_nothing_at_all(name):
+    options = SMALL_OPTIONS.get(name)
+    layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=name, max_len=9, options=options)
+    for shape in ((0, 5, 12), (2, 0, 12)):
+        out = layer(torch.zeros(shape))
+        assert out.shape == shape
+        out.sum().backward()
+
+
+def test_other_keys_are_refused_even_if_they_are_as_many():
+    layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention="local")
+    with pytest.raises(ValueError, match="LocalAttention can't attend to another sequence"):
+        layer(torch.zeros(1, 5, 12), torch.zeros(1, 5, 12))
+
+
 def test_no_projection_is_made_for_what_is_not_used():
     def projections(name, **options):
         layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=name, max_len=9, options=options)

@@ -24,6 +24,7 @@ from klformer.attention.kernelized import KernelizedAttention
 from klformer.experiments.analyze.output import write_results
 from klformer.experiments.build import build_model
 from klformer.experiments.run import LoadedRun, initial_weights, load_run
+from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS
 from klformer.tasks import collate
 from klformer.training.evaluation import class_scores
@@ -67,6 +68,8 @@ def run(options: KernelAnalysis) -> None:
     """Draw and write the three figures with their numbers."""
     draws = 5 if options.quick else options.draws
     loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
+    if not isinstance(loaded.model, SequenceClassifier):
+        raise ValueError(f"{options.run}: drawn for classifiers of single sequences, not of pairs")
     start = build_model(loaded.config, loaded.task)
     start.load_state_dict(initial_weights(loaded.folder))
     before, after = _kernels(start), _kernels(loaded.model)

@@ -1,5 +1,6 @@
 """`klformer analyze variance`: how much of the predictions is chance (the paper's "Comparison of variance")."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -67,7 +68,8 @@ def run(options: VarianceAnalysis) -> None:
         examples = loaded.task.load(options.split)
         if limit is not None:
             examples = examples.take(np.arange(min(limit, len(examples))))
-        store = options.out / "variance-scores" / f"{folder.name}-step{loaded.step}-{options.split}-{draws}draws"
+        key = _fingerprint(loaded, examples)
+        store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{draws}draws-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
         row = {"run": folder.name, "attention": attention_label(loaded.config), "task": loaded.config.task}
         rows.append(row | asdict(variance_metrics(scores, examples.labels)) | {"examples": len(examples)})
@@ -87,6 +89,16 @@ def run(options: VarianceAnalysis) -> None:
             options.out, "variance-correlations", caption=caption, rows=rows, settings=settings, figure=figure
         )
     console.print(f"written to {options.out}", highlight=False)
+
+
+def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
+    """What the scores depend on, besides the draws: weights, seed and examples."""
+    digest = hashlib.sha256(f"{loaded.config.seed}/{len(examples)}".encode())
+    for parameter in loaded.model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    for array in (examples.labels, examples.lengths):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws: int) -> FloatArray:
