@@ -1,0 +1,200 @@
+"""The benchmark of whole models: a step is the paper's, rounds are interleaved, limits are kept and said."""
+
+import json
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from klformer import cli
+from klformer.bench.measure import MEBIBYTE
+from klformer.experiments import bench_model
+from klformer.experiments.bench_model import (
+    BATCH_SIZES,
+    GIBIBYTE,
+    MATERIALISED,
+    PAPER_ATTENTIONS,
+    ModelBench,
+    ModelStep,
+    in_own_process,
+    measure_step,
+)
+from klformer.experiments.presets import PAPER_SAMPLES
+
+SECONDS = {"softmax": [1.0, 2.0, 4.0], "fastfood-prf": [0.5, 0.5, 4.0]}
+
+
+class Processes:
+    """Stands in for measurements: seconds of each round as given, memory by a rule."""
+
+    def __init__(self, memory=lambda step: 2 * MEBIBYTE, fails=()):
+        self.steps = []
+        self.memory = memory
+        self.fails = fails
+
+    def __call__(self, step):
+        self.steps.append(step)
+        if step.attention in self.fails:
+            raise RuntimeError("exit code -9: no message")
+        number = sum(earlier == step for earlier in self.steps) - 1
+        return {"seconds": SECONDS.get(step.attention, [1.0] * 9)[number], "memory": self.memory(step)}
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def install(**arguments):
+        processes = Processes(**arguments)
+        monkeypatch.setattr(bench_model, "in_own_process", processes)
+        return processes
+
+    return install
+
+
+def speed_bench(**changes):
+    return ModelBench(**{"attentions": ("softmax", "fastfood-prf"), "lengths": (), "device": "cpu", **changes})
+
+
+def length_bench(**changes):
+    return ModelBench(**{"tasks": (), "repeats": 1, "device": "cpu", **changes})
+
+
+class Operators(TorchDispatchMode):
+    """The names of all operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("attention", [MATERIALISED, *PAPER_ATTENTIONS])
+def test_a_step_of_every_attention_can_be_measured(attention):
+    figures = measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=1, device="cpu"))
+    assert figures["seconds"] > 0
+    assert figures["memory"] >= 0
+
+
+@pytest.mark.parametrize("task", BATCH_SIZES)
+def test_models_are_those_of_the_papers_tables(task):
+    config = bench_model._configuration(ModelStep(task, "fastfood-prf", 2, length=8, steps=1, device="cpu"))
+    assert config.preset == "paper"
+    assert config.attention.options["num_frequencies"] == PAPER_SAMPLES[task]["fastfood-prf"]
+    assert config.data.max_len == 8
+    measure_step(ModelStep(task, "fastfood-prf", 1, length=8, steps=1, device="cpu"))
+
+
+def test_scores_are_written_out_where_asked_for():
+    names = {}
+    for attention in ("softmax", MATERIALISED):
+        with Operators() as operators:
+            measure_step(ModelStep("text", attention, batch_size=1, length=8, steps=1, device="cpu"))
+        names[attention] = {name for name in operators.names if "softmax" in name and "log" not in name}
+    assert not names["softmax"]
+    assert names[MATERIALISED]
+
+
+def test_a_measurement_is_a_process_of_its_own():
+    figures = in_own_process(ModelStep("image", "fastfood-prf", batch_size=1, length=8, steps=1, device="cpu"))
+    assert figures.keys() == {"seconds", "memory"}
+    with pytest.raises(RuntimeError, match=r"exit code 2: .*sofmax"):
+        in_own_process(ModelStep("image", "sofmax", batch_size=1, length=8, steps=1, device="cpu"))
+
+
+def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
+    processes = fake()
+    bench_model.run(speed_bench(tasks=("text", "image"), out=tmp_path))
+    text = [step for step in processes.steps if step.task == "text"]
+    assert [step.attention for step in text] == ["softmax", "fastfood-prf"] * 3
+    assert {(step.batch_size, step.length) for step in text} == {(4, 4000)}
+    report = json.loads((tmp_path / "model.json").read_text())
+    assert [(row["task"], row["attention"]) for row in report["speed"]] == [
+        (task, name) for task in ("text", "image") for name in ("softmax", "fastfood-prf")
+    ]
+    row = report["speed"][1]
+    assert row["relative"] == {"median": 2.0, "low": 1.0, "high": 4.0}
+    assert row["steps_per_second"] == {"median": 2.0, "low": 0.25, "high": 2.0}
+    assert row["memory"]["median"] == 2 * MEBIBYTE
+    assert report["speed"][0]["relative"]["high"] == 1
+    out = capsys.readouterr().out
+    assert "4 sequences (the paper has 32) of 4,000 tokens" in out
+    assert "2.00 (1.00 to 4.00)" in out
+    assert "2 (2 to 2)" in out
+    assert (tmp_path / "model.png").stat().st_size > 1000
+    assert "fastfood-prf" in (tmp_path / "model.svg").read_text()
+    assert not (tmp_path / "model-length.png").exists()
+
+
+def test_batches_can_be_the_papers(fake, capsys):
+    processes = fake()
+    bench_model.run(speed_bench(tasks=("retrieval", "image"), batch_size="paper", max_len=64))
+    assert {(step.task, step.batch_size, step.length) for step in processes.steps} == {
+        ("retrieval", 32, 64),
+        ("image", 256, 64),
+    }
+    assert "32 pairs of sequences (the paper's) of 64 tokens" in capsys.readouterr().out
+
+
+def test_what_fails_is_left_out_and_said(fake, tmp_path, capsys):
+    processes = fake(fails=("softmax",))
+    bench_model.run(speed_bench(tasks=("listops",), out=tmp_path))
+    assert [step.attention for step in processes.steps].count("softmax") == 1
+    first, second = json.loads((tmp_path / "model.json").read_text())["speed"]
+    assert first["not_run"] == "exit code -9: no message"
+    assert second["not_run"] is None
+    assert second["relative"] is None
+    out = capsys.readouterr().out
+    assert "exit code -9" in out
+    assert "not run" in out
+
+
+def test_lengths_go_up_to_the_limits(fake, tmp_path, capsys):
+    def memory(step):
+        return step.length * (step.length if step.attention == MATERIALISED else 1024) * 1024 // 2
+
+    processes = fake(memory=memory)
+    names = (MATERIALISED, "softmax", "gmm-rks")
+    lengths = (2048, 1024, 4096, 8192)  # gmm-rks takes 4 GiB at 8,192; softmax-materialised 2 at 2,048 and 8 at 4,096
+    bench_model.run(length_bench(length_attentions=names, lengths=lengths, memory_limit=4.0, out=tmp_path))
+    ran = {name: [step.length for step in processes.steps if step.attention == name] for name in names}
+    assert ran == {MATERIALISED: [1024, 2048], "softmax": [1024, 2048, 4096], "gmm-rks": [1024, 2048, 4096, 8192]}
+    assert {(step.task, step.batch_size) for step in processes.steps} == {("text", 1)}
+    rows = json.loads((tmp_path / "model.json").read_text())["length"]
+    reasons = {(row["attention"], row["length"]): row["not_run"] for row in rows}
+    assert reasons[MATERIALISED, 4096] == "above the limit of 4 GiB from 4,096 tokens on: about 8 GiB"
+    assert reasons["softmax", 8192] == "quadratic, above 4,096 tokens"
+    assert reasons["gmm-rks", 8192] is None
+    last = next(row for row in rows if (row["attention"], row["length"]) == ("gmm-rks", 8192))
+    assert last["memory"]["median"] == 4 * GIBIBYTE
+    out = capsys.readouterr().out
+    assert "4,096" in out
+    assert "about 8 GiB" in out
+    assert (tmp_path / "model-length.png").stat().st_size > 1000
+    assert MATERIALISED in (tmp_path / "model-length.svg").read_text()
+    assert not (tmp_path / "model.png").exists()
+
+
+def test_what_failed_is_not_tried_at_greater_lengths(fake):
+    processes = fake(fails=("gmm-rks",))
+    bench_model.run(length_bench(length_attentions=("gmm-rks",), lengths=(64, 128)))
+    assert [step.length for step in processes.steps] == [64]
+
+
+def test_the_command_is_in_the_group(fake, capsys):
+    processes = fake()
+    arguments = ["--tasks", "image", "--attentions", "softmax", "--batch-size", "3", "--lengths", "--repeats", "1"]
+    cli.main(["bench", "model", *arguments, "--device", "cpu"])
+    assert [(step.task, step.batch_size) for step in processes.steps] == [("image", 3)]
+    assert "3 sequences (the paper has 256)" in capsys.readouterr().out
+    cli.main(["bench", "model", "--tasks", "--lengths", "64", "--length-attentions", "softmax", "--repeats", "1"])
+    assert [step.length for step in processes.steps[1:]] == [64]
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match=r"tasks must be one of .* got 'txt'; did you mean 'text'"):
+        bench_model.run(speed_bench(tasks=("txt",)))
+    with pytest.raises(ValueError, match=r"unknown attention 'sofmax'"):
+        bench_model.run(speed_bench(attentions=("sofmax",)))
+    with pytest.raises(ValueError, match=r"repeats must be at least 1, got 0"):
+        bench_model.run(speed_bench(repeats=0))
