@@ -20,7 +20,7 @@ import tyro
 from klformer.attention import attention_names
 from klformer.experiments.analyze.output import write_results
 from klformer.experiments.config import AttentionConfig
-from klformer.experiments.presets import preset
+from klformer.experiments.presets import LAPTOP, preset
 from klformer.experiments.report import command
 from klformer.experiments.report.collect import collect
 from klformer.experiments.report.command import Report
@@ -165,7 +165,8 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     text = text_of(page)
     assert "62.50 A" in text
     assert "63.95" in text  # the paper's
-    assert "1,400 steps of 32 sequences of at most 512 tokens" in text
+    steps = LAPTOP["text"]["training"]["max_steps"]
+    assert f"{steps:,} steps of 32 sequences of at most 512 tokens" in text
     assert "20,000 steps of 32 sequences of at most 4,000 tokens" in text
     assert "47.08 printed 52.56" in text
     assert "torch 9.9.9" in text
