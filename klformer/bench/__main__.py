@@ -1,4 +1,4 @@
-"""`python -m klformer.bench`, the same as `klformer bench`."""
+"""`python -m klformer.bench`: `klformer bench` without the benchmarks of higher layers; measurements start themselves by it."""
 
 import sys
 

@@ -46,7 +46,7 @@ PAPER_ATTENTIONS = (
     *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),
     *("gmm-prf", "fastfood-prf", "generative-prf"),
 )
-#: Examples in a step, by task: what fits into 16 GB with every attention, and takes seconds on a few cores.
+#: Examples in a step, by task: small enough for 16 GB by estimate, and for steps of seconds on a few cores.
 BATCH_SIZES = {"text": 4, "retrieval": 4, "listops": 4, "image": 32}
 LENGTH_TASK = "text"
 GIBIBYTE = 2**30
