@@ -1,4 +1,4 @@
-"""`python -m klformer.bench`: `klformer bench` without the benchmarks of higher layers; measurements start themselves by it."""
+"""`python -m klformer.bench`: `klformer bench` without the benchmarks of higher layers."""
 
 import sys
 
