@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from klformer.analysis.spectra import covariance
 from klformer.attention.base import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
-from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
+from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution, kept_noise, resample
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,11 @@ def sample_frequencies(spectrum: SpectralDistribution, *, draws: int, seed: int)
 
 def over_draws(module: nn.Module, draws: int, seed: int) -> Iterator[int]:
     """Draw the noise of a module anew for every turn; it is as before at the end."""
-    spectra = [child for child in module.modules() if isinstance(child, SpectralDistribution)]
-    noise = [{name: buffer.clone() for name, buffer in spectrum.named_buffers()} for spectrum in spectra]
     generator = torch.Generator().manual_seed(seed)
-    try:
+    with kept_noise(module):
         for draw in range(draws):
-            for spectrum in spectra:
-                spectrum.resample(generator)
+            resample(module, generator)
             yield draw
-    finally:
-        with torch.no_grad():
-            for spectrum, saved in zip(spectra, noise, strict=True):
-                for name, buffer in spectrum.named_buffers():
-                    buffer.copy_(saved[name])
 
 
 @torch.no_grad()

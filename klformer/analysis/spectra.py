@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
+from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution, kept_noise
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,11 @@ def covariance(spectrum: SpectralDistribution, *, draws: int = 64, generator: to
     """
     if isinstance(spectrum, GaussianMixtureSpectrum):
         return spectrum.covariance().double()
-    noise = {name: buffer.clone() for name, buffer in spectrum.named_buffers()}
     samples = []
-    for _ in range(draws):
-        spectrum.resample(generator)
-        samples.append(spectrum.frequencies().double())
-    for name, buffer in spectrum.named_buffers():
-        buffer.copy_(noise[name])
+    with kept_noise(spectrum):
+        for _ in range(draws):
+            spectrum.resample(generator)
+            samples.append(spectrum.frequencies().double())
     omega = torch.cat(samples, dim=1)  # (H or 1, draws R, D)
     centred = omega - omega.mean(1, keepdim=True)
     return (centred.transpose(1, 2) @ centred / (omega.shape[1] - 1)).unsqueeze(1)

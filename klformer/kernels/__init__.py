@@ -5,7 +5,7 @@ from klformer.kernels.gaussian import GaussianSpectrum
 from klformer.kernels.generative import GenerativeSpectrum
 from klformer.kernels.gmm import GaussianMixtureSpectrum
 from klformer.kernels.kernel import Kernel
-from klformer.kernels.spectrum import SPECTRA, Frequencies, Resampled, SpectralDistribution, resample
+from klformer.kernels.spectrum import SPECTRA, Frequencies, Resampled, SpectralDistribution, kept_noise, resample
 
 SPECTRA.add("gmm", GaussianMixtureSpectrum)
 SPECTRA.add("fastfood", FastFoodSpectrum)
@@ -21,5 +21,6 @@ __all__ = [
     "Kernel",
     "Resampled",
     "SpectralDistribution",
+    "kept_noise",
     "resample",
 ]

@@ -10,6 +10,8 @@ Its attentions `name-rks` and `name-prf`, their options and every contract test 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -105,3 +107,20 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
     for child in module.modules():
         if isinstance(child, Resampled):
             child.resample(generator)
+
+
+@contextmanager
+def kept_noise(module: nn.Module) -> Iterator[None]:
+    """Whatever is drawn inside, the noise of `module` is as before afterwards."""
+    saved = [
+        (buffer, buffer.clone())
+        for child in module.modules()
+        if isinstance(child, Resampled)
+        for buffer in child.buffers()
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in saved:
+                buffer.copy_(before)

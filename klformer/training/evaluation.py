@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from klformer.kernels import Resampled, resample
+from klformer.kernels import Resampled, kept_noise, resample
 from klformer.models.reuse import first_part_once
 from klformer.tasks import Batch, BucketSampler, Examples, collate
 from klformer.training.seeds import generator_for
@@ -129,14 +129,9 @@ def scores_of_draws(model: nn.Module, batch: Batch, draws: Iterable[int] | None,
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; mode and frequencies are as before afterwards."""
     was_training = model.training
-    noisy = [module for module in model.modules() if isinstance(module, Resampled)]
-    noise = [{name: buffer.clone() for name, buffer in module.named_buffers()} for module in noisy]
     model.eval()
     try:
-        yield
+        with kept_noise(model):
+            yield
     finally:
-        with torch.no_grad():
-            for module, saved in zip(noisy, noise, strict=True):
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(saved[name])
         model.train(was_training)

@@ -24,6 +24,7 @@ Attentions whose values are zero (the encoder's, and the self-attention of layer
 the coordinates of queries, keys and values that are zero for all.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Literal
@@ -71,7 +72,7 @@ def build(
     return _Appendix(machine, printed or Printed()).build()
 
 
-class _Builder:
+class _Builder(ABC):
     """What both constructions share: encoder, cross attention, and the lookup of what the machine does."""
 
     def __init__(self, machine: TuringMachine, printed: Printed) -> None:
@@ -80,11 +81,13 @@ class _Builder:
         self.num_states, self.num_symbols = len(machine.states), len(machine.symbols)
         self.layout = self.make_layout()
 
+    @abstractmethod
     def make_layout(self) -> Layout:
-        raise NotImplementedError
+        """The parts of a vector."""
 
+    @abstractmethod
     def build(self) -> TuringTransformer:
-        raise NotImplementedError
+        """All weights."""
 
     def state(self, field: str, name: str) -> int:
         return self.layout[field][self.machine.states.index(name)]
