@@ -20,7 +20,7 @@ from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.checks import check_count
 from klformer.ops.hashing import hashed_uniform
-from klformer.ops.softmax_attention import attend, hide
+from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
 class BigBirdAttention(AttentionMechanism):
@@ -116,11 +116,8 @@ class BigBirdAttention(AttentionMechanism):
         self, out: Tensor, queries: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, last: Tensor, causal: bool
     ) -> Tensor:
         """Blocks of results with those of the first and, unless causal, the last block over all keys."""
-        num_blocks, size = queries.shape[1], self.block_size
-        visible = None if key_mask is None else key_mask[:, None, None]
-        if causal:
-            triangle = torch.ones(size, k.shape[2], dtype=torch.bool, device=k.device).tril()
-            visible = triangle[None, None] if visible is None else visible & triangle
+        num_blocks = queries.shape[1]
+        visible = visible_keys(key_mask, queries[:, 0], k, causal=causal)
         row = torch.arange(num_blocks, device=k.device).view(1, num_blocks, 1, 1, 1)
         first = attend(queries[:, 0], k, v, visible).unsqueeze(1)
         if not causal:

@@ -15,7 +15,7 @@ from torch import Tensor
 from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.checks import check_count
-from klformer.ops.softmax_attention import attend, hide
+from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
 class LongformerAttention(AttentionMechanism):
@@ -53,7 +53,8 @@ class LongformerAttention(AttentionMechanism):
         out = self._attend_window(q, k, v, key_mask, causal, num_global)
         if num_global == 0:
             return out
-        rows = _attend_all(q[:, :, :num_global], k, v, key_mask, causal)
+        first = q[:, :, :num_global]
+        rows = attend(first, k, v, visible_keys(key_mask, first, k, causal=causal))
         return torch.cat([rows, out[:, :, num_global:]], dim=2)
 
     def _attend_window(
@@ -84,15 +85,6 @@ class LongformerAttention(AttentionMechanism):
             shape = (visible.shape[0], num_blocks, 1, size, num_global)
             visible = torch.cat([seen.expand(shape), visible], dim=-1)
         return join(attend_blocks(cut(q, size), keys, values, visible), length)
-
-
-def _attend_all(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
-    """The first tokens of a sequence to all of it."""
-    visible = None if key_mask is None else key_mask[:, None, None]
-    if causal:
-        triangle = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        visible = triangle[None, None] if visible is None else visible & triangle
-    return attend(q, k, v, visible)
 
 
 register_mechanism("longformer", LongformerAttention, "sliding window and a global CLS token (Longformer)")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
-from klformer.ops.softmax_attention import attend, hide
+from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ class SoftmaxAttention(AttentionMechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         if key_mask is None:
             return attend(q, k, v, causal=causal)
-        visible = key_mask[:, None, None]
-        if causal:
-            visible = visible & visible.new_ones(q.shape[2], k.shape[2]).tril()
+        visible = visible_keys(key_mask, q, k, causal=causal)
         return attend(q, hide(k, key_mask), hide(v, key_mask), visible)
 
     def initial_state(self, batch_size: int) -> KeyValueCache:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.checks import check_choice, check_count
-from klformer.ops.softmax_attention import attend, hide, in_full_precision, softmax_weights
+from klformer.ops.softmax_attention import attend, hide, in_full_precision, softmax_weights, visible_keys
 
 VARIANTS = ("factorised-random", "random", "dense", "factorised-dense")
 
@@ -66,21 +66,17 @@ class SynthesizerAttention(AttentionMechanism):
             self.scores = FactorisedQueryScores(num_heads, head_dim, max_len)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
-        length = v.shape[2]
         v = hide(v, key_mask)
-        if isinstance(self.scores, FactorisedPositionScores) and key_mask is None:
-            left, right = self.scores(v)
-            return attend(left, right, v, causal=causal, scale=1.0)
-        visible = torch.ones(1, 1, 1, length, dtype=torch.bool, device=v.device)
-        if key_mask is not None:
-            visible = key_mask[:, None, None]
-        if causal:
-            visible = visible & visible.new_ones(length, length).tril()
         if isinstance(self.scores, FactorisedPositionScores):
             left, right = self.scores(v)
-            return attend(left, right, v, visible, scale=1.0)
+            visible = None if key_mask is None else visible_keys(key_mask, left, right, causal=causal)
+            return attend(left, right, v, visible, causal=causal, scale=1.0)
+        visible = visible_keys(key_mask, v, v, causal=causal)
         with in_full_precision(v) as full:
-            weights, _ = softmax_weights(self.scores(q.to(full)), visible)
+            scores = self.scores(q.to(full))
+            if visible is None:
+                visible = torch.ones_like(scores, dtype=torch.bool)
+            weights, _ = softmax_weights(scores, visible)
             return (weights @ v.to(full)).to(v.dtype)
 
 

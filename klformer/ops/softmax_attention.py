@@ -17,6 +17,15 @@ def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
     return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0)
 
 
+def visible_keys(key_mask: Tensor | None, q: Tensor, k: Tensor, *, causal: bool) -> Tensor | None:
+    """Who sees whom under a mask (B, S) and causality, broadcastable to (B, H, L, S); None if all see all."""
+    visible = None if key_mask is None else key_mask[:, None, None]
+    if causal:
+        past = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        visible = past[None, None] if visible is None else visible & past
+    return visible
+
+
 def attend(
     q: Tensor,
     k: Tensor,
