@@ -5,16 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from support import TINY
 
 from klformer import cli
 from klformer.experiments.presets import LAPTOP
-
-TINY = [
-    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
-    *["--model.num-layers", "1", "--model.model-dim", "8", "--model.head-dim", "4", "--model.ffn-dim", "8"],
-    *["--training.batch-size", "16", "--training.max-steps", "6", "--training.evaluate-every", "3"],
-    *["--training.checkpoint-every", "3", "--training.evaluation-draws", "2"],
-]
 
 
 @pytest.fixture

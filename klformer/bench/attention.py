@@ -14,6 +14,7 @@ from rich.table import Table
 from klformer.attention import attention_names, attention_options, build_attention
 from klformer.bench.measure import (
     MEBIBYTE,
+    as_flags,
     describe_machine,
     extra_peak_memory,
     in_own_process,
@@ -135,10 +136,7 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
         memory = None
         if options.memory:
             with console.status(f"L={length:,}: memory of {name}"):
-                flags = [
-                    x for key, value in vars(sizes).items() for x in (f"--sizes.{key.replace('_', '-')}", str(value))
-                ]
-                memory = int(in_own_process(["attention-memory", "--name", name, *flags]))
+                memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
         results.append({"name": name, "length": length, "seconds": seconds, "memory": memory})
     return results
 

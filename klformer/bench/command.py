@@ -1,14 +1,12 @@
 """The benchmarks by name: `klformer bench NAME`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
-
-import tyro
 
 from klformer.bench import attention, denominators, fastfood, layer, ops, peers
 from klformer.bench.subjects import Sizes
+from klformer.subcommands import Subcommand, run_subcommand
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,7 @@ class MemoryOfOne:
     sizes: Sizes
 
 
-#: Options, and what to do with them.
-Benchmark = tuple[type, Callable[[Any], None]]
-
-BENCHMARKS: dict[str, Benchmark] = {
+BENCHMARKS: dict[str, Subcommand] = {
     "attention": (attention.AttentionBench, attention.run),
     "ops": (ops.OpsBench, ops.run),
     "peers": (peers.PeersBench, peers.run),
@@ -36,15 +31,6 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-def main(arguments: Sequence[str], more: Mapping[str, Benchmark] = MappingProxyType({})) -> None:
+def main(arguments: Sequence[str], more: Mapping[str, Subcommand] = MappingProxyType({})) -> None:
     """Run one of the benchmarks; `more` are those of higher layers."""
-    benchmarks = BENCHMARKS | dict(more)
-    choice = tyro.extras.subcommand_cli_from_dict(
-        {name: options for name, (options, _) in benchmarks.items()},
-        args=list(arguments),
-        prog="klformer bench",
-        description="Measure speed and memory. `klformer bench NAME --help` says more.",
-    )
-    for options, run in benchmarks.values():
-        if isinstance(choice, options):
-            run(choice)
+    run_subcommand(BENCHMARKS | dict(more), arguments, group="bench", description="Measure speed and memory.")

@@ -11,32 +11,40 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 MEBIBYTE = 2**20
 
+Subject = TypeVar("Subject")
 
-def median_times(
-    subjects: Mapping[str, Callable[[], object]], *, repeats: int, on_round: Callable[[int], None] | None = None
-) -> dict[str, float]:
-    """Median seconds of each subject. Every round runs all subjects once, so that a slow minute of the machine hits
-    all alike.
+
+def round_times(subjects: Mapping[Subject, Callable[[], object]], *, repeats: int) -> dict[Subject, list[float]]:
+    """Seconds of each subject in each round. Every round runs all subjects once, so that a slow minute of the machine
+    hits all alike.
 
     A first round warms up and is not counted.
     """
-    times: dict[str, list[float]] = {name: [] for name in subjects}
-    for round_index in range(repeats + 1):
-        for name, run in subjects.items():
+    times: dict[Subject, list[float]] = {subject: [] for subject in subjects}
+    for index in range(repeats + 1):
+        for subject, run in subjects.items():
             start = time.perf_counter()
             run()
             elapsed = time.perf_counter() - start
-            if round_index > 0:
-                times[name].append(elapsed)
-        if on_round is not None:
-            on_round(round_index)
-    return {name: statistics.median(values) for name, values in times.items()}
+            if index > 0:
+                times[subject].append(elapsed)
+    return times
+
+
+def median_times(subjects: Mapping[Subject, Callable[[], object]], *, repeats: int) -> dict[Subject, float]:
+    """Medians of `round_times`."""
+    return {subject: statistics.median(times) for subject, times in round_times(subjects, repeats=repeats).items()}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def extra_peak_memory(run: Callable[[], None]) -> int:
@@ -74,18 +82,24 @@ def _rusage_peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def in_own_process(arguments: Sequence[str]) -> str:
-    """What `python -m klformer.bench ARGUMENTS` prints, run in a new process.
+def in_own_process(arguments: Sequence[str], *, module: str = "klformer.bench") -> str:
+    """What `python -m MODULE ARGUMENTS` prints, run in a new process.
 
     Raises:
-        RuntimeError: with the end of its error output, if it fails.
+        RuntimeError: if it fails, with the last line of its error output in the first line, and more of it below.
     """
-    result = subprocess.run(
-        [sys.executable, "-m", "klformer.bench", *arguments], capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
     if result.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed with exit code {result.returncode}:\n{result.stderr[-2000:]}")
+        reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(
+            f"exit code {result.returncode}: {reason}\n{module} {' '.join(arguments)}:\n{result.stderr[-2000:]}"
+        )
     return result.stdout
+
+
+def as_flags(options: Mapping[str, object], prefix: str = "") -> list[str]:
+    """Options as they are typed: --prefix.name value ..."""
+    return [part for key, value in options.items() for part in (f"--{prefix}{key.replace('_', '-')}", str(value))]
 
 
 def describe_machine() -> dict[str, Any]:

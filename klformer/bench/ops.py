@@ -10,6 +10,7 @@ from rich.table import Table
 
 from klformer.bench.measure import (
     MEBIBYTE,
+    as_flags,
     describe_machine,
     extra_peak_memory,
     in_own_process,
@@ -105,15 +106,10 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
         memory = None
         if options.memory and name in ATTENTIONS:
             with console.status(f"L={sizes.length} R={sizes.frequencies}: memory of {name}"):
-                memory = int(in_own_process(["memory", "--name", name, *_as_arguments(sizes)]))
+                memory = int(in_own_process(["memory", "--name", name, *as_flags(asdict(sizes), "sizes.")]))
         results.append({"name": name, **asdict(sizes), "seconds": seconds, "memory": memory})
     rows = {row["name"]: row for row in results}
     return [row | {"ratios": _ratios(rows, row["name"]) if row["name"] in PRODUCTS else None} for row in results]
-
-
-def _as_arguments(sizes: Sizes) -> list[str]:
-    pairs = [(f"--sizes.{key.replace('_', '-')}", str(value)) for key, value in asdict(sizes).items()]
-    return [part for pair in pairs for part in pair]
 
 
 def _ratios(rows: dict[str, dict[str, Any]], name: str) -> dict[str, float | None]:

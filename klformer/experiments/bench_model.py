@@ -10,8 +10,6 @@ taken, and steps that are timed. Rounds go over all attentions, so that a slow m
 
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,15 +26,15 @@ from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from klformer.attention import build_attention
-from klformer.bench.command import Benchmark
-from klformer.bench.measure import MEBIBYTE, describe_machine, extra_peak_memory
-from klformer.bench.peers import spread
+from klformer.bench import measure
+from klformer.bench.measure import MEBIBYTE, as_flags, describe_machine, extra_peak_memory, spread
 from klformer.checks import check_choice, check_count
 from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
 from klformer.experiments.presets import PAPER, preset
-from klformer.experiments.profile import _random_batch
+from klformer.experiments.profile import random_batch
 from klformer.plotting import COLOURS, MARKERS, line_style, save
+from klformer.subcommands import Subcommand
 from klformer.tasks import TASKS, Batch
 from klformer.training.evaluation import class_scores
 
@@ -170,8 +168,8 @@ def measure_step(options: ModelStep) -> dict[str, float]:
         if options.device == "cuda":
             torch.cuda.synchronize()
 
-    step(_random_batch(task, options.batch_size, length=min(WARM_UP_LENGTH, options.length)).to(options.device))
-    batch = _random_batch(task, options.batch_size, length=options.length).to(options.device)
+    step(random_batch(task, options.batch_size, length=min(WARM_UP_LENGTH, options.length)).to(options.device))
+    batch = random_batch(task, options.batch_size, length=options.length).to(options.device)
     peak = _peak_memory(lambda: step(batch), options.device)
     seconds = []
     for _ in range(options.steps):
@@ -187,13 +185,8 @@ def in_own_process(step: ModelStep) -> dict[str, float]:
     Raises:
         RuntimeError: with the end of its error output, if it fails: most often there is not enough memory.
     """
-    flags = [x for key, value in asdict(step).items() for x in (f"--{key.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "klformer", "bench", "model-step", *flags]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"exit code {result.returncode}: {reason}")
-    figures: dict[str, float] = json.loads(result.stdout)
+    printed = measure.in_own_process(["bench", "model-step", *as_flags(asdict(step))], module="klformer")
+    figures: dict[str, float] = json.loads(printed)
     return figures
 
 
@@ -239,8 +232,9 @@ def _rounds(
                 try:
                     before.append(in_own_process(step))
                 except RuntimeError as error:
-                    found[step] = str(error)
-                    console.print(f"{step.describe()}: {error}", highlight=False, markup=False)
+                    reason = str(error).splitlines()[0]
+                    found[step] = reason
+                    console.print(f"{step.describe()}: {reason}", highlight=False, markup=False)
     return found
 
 
@@ -440,4 +434,4 @@ def _plain(options: ModelBench) -> dict[str, Any]:
 
 
 #: For the command group `klformer bench`.
-MODEL_BENCHMARKS: dict[str, Benchmark] = {"model": (ModelBench, run), "model-step": (ModelStep, print_step)}
+MODEL_BENCHMARKS: dict[str, Subcommand] = {"model": (ModelBench, run), "model-step": (ModelStep, print_step)}

@@ -54,8 +54,8 @@ def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:
         optimiser.step()
         optimiser.zero_grad()
 
-    step(_random_batch(task, batch_size, length=16))
-    batch = _random_batch(task, batch_size, length=task.max_len)
+    step(random_batch(task, batch_size, length=16))
+    batch = random_batch(task, batch_size, length=task.max_len)
     peak = extra_peak_memory(lambda: step(batch))
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step(batch)
@@ -93,7 +93,7 @@ def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingPro
     model = build_model(config, task).eval()  # without dropout, so that the losses can be compared
     sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
     longest = int(train.lengths.max())
-    _backward(model, _random_batch(task, 2, length=16))
+    _backward(model, random_batch(task, 2, length=16))
     tokens, seconds, differences = [], [], []
     for indices in sampler.global_batches(0)[:num_batches]:
         batches = [collate(train, indices), collate(train, indices, pad_to=longest)]
@@ -117,7 +117,7 @@ def _backward(model: nn.Module, batch: Batch) -> float:
     return loss.item()
 
 
-def _random_batch(task: Task, batch_size: int, length: int) -> Batch:
+def random_batch(task: Task, batch_size: int, length: int) -> Batch:
     """Random inputs of one length, in the form of the task."""
     generator = np.random.default_rng(0)
     shape = (batch_size, length) if task.vocab_size is not None else (batch_size, length, task.input_dim or 1)

@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -189,17 +190,18 @@ def _open_folder(config: ExperimentConfig, folder: Path, resume: bool) -> None:
 
 
 def _check_same(before: ExperimentConfig, now: ExperimentConfig, folder: Path) -> None:
-    old, new = _flatten(before.model_dump(mode="json")), _flatten(now.model_dump(mode="json"))
+    old, new = flatten(before.model_dump(mode="json")), flatten(now.model_dump(mode="json"))
     changed = [key for key in old | new if old.get(key) != new.get(key) and key.rsplit(".", 1)[-1] not in MAY_CHANGE]
     if changed:
         differences = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
         raise TrainingError(f"{folder} was started with another configuration: {differences}")
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one, with dots in the names."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 

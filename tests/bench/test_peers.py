@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from klformer.bench import peers
-from klformer.bench.peers import (
+from klformer.bench import contenders, peers
+from klformer.bench.contenders import (
     Contender,
     Pair,
     PeerMissingError,
-    PeersBench,
     PeerSizes,
     build,
     check_same,
@@ -23,6 +22,8 @@ from klformer.bench.peers import (
     performer_pytorch,
     without_epsilon,
 )
+from klformer.bench.measure import round_times
+from klformer.bench.peers import PeersBench
 
 SMALL = PeerSizes(length=29, batch=3, heads=2, head_dim=8, num_frequencies=14, num_layers=2)
 NAMES = ("softmax", "performer", "gmm-rks", "generative-prf", "linear-elu")
@@ -163,7 +164,7 @@ def test_without_performer_pytorch_the_others_are_measured(monkeypatch, capsys):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(peers.importlib, "import_module", missing)
+    monkeypatch.setattr(contenders.importlib, "import_module", missing)
     peers.run(small_bench(attentions=("performer",), lengths=(13,), repeats=1))
     out = capsys.readouterr().out
     assert "performer-pytorch is left out" in out
@@ -194,7 +195,7 @@ def test_ratios_are_those_of_each_round(monkeypatch, tmp_path, capsys):
 
 def test_rounds_are_interleaved_and_the_first_is_not_counted():
     calls = []
-    times = peers.round_times({name: partial(calls.append, name) for name in "ab"}, repeats=2)
+    times = round_times({name: partial(calls.append, name) for name in "ab"}, repeats=2)
     assert calls == ["a", "b"] * 3
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
 

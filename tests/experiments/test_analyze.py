@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from support import TINY
 
 from klformer import cli
 from klformer.analysis.variance import variance_metrics
@@ -17,12 +18,7 @@ from klformer.tasks import collate
 from klformer.training.evaluation import class_scores, evaluate, evaluating, scores_of_draws
 from klformer.training.progress import SilentReporter
 
-TINY = [
-    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
-    *["--model.num-layers", "2", "--model.model-dim", "8", "--model.head-dim", "4", "--model.ffn-dim", "8"],
-    *["--training.batch-size", "16", "--training.max-steps", "6", "--training.evaluate-every", "3"],
-    *["--training.checkpoint-every", "3", "--training.evaluation-draws", "2", "--quiet"],
-]
+TINY_DEEP = [*TINY, "--model.num-layers", "2", "--quiet"]
 ATTENTIONS = ("gmm-rks", "gmm-prf", "fastfood-prf", "softmax")
 
 
@@ -34,7 +30,7 @@ def runs(tmp_path_factory):
         patch.setenv("KLFORMER_DATA", str(home / "data"))
         for name in ATTENTIONS:
             options = "" if name == "softmax" else ":num_frequencies=8"
-            cli.main(["train", "--attention", name + options, *TINY, "--out", str(home / "runs"), "--name", name])
+            cli.main(["train", "--attention", name + options, *TINY_DEEP, "--out", str(home / "runs"), "--name", name])
         yield home / "runs"
 
 
@@ -147,7 +143,7 @@ def test_kernel(runs, tmp_path, capsys):
 def test_gradients_at_the_milestones(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("klformer.training.trainer.MILESTONES", (10, 20))
     monkeypatch.setattr("klformer.experiments.analyze.gradients.MILESTONES", (10, 20))
-    options = ["--attention", "gmm-rks:num_frequencies=8", *TINY, "--out", tmp_path, "--name", "longer"]
+    options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", tmp_path, "--name", "longer"]
     cli.main(["train", *map(str, options), "--training.max-steps", "60", "--optimiser.learning-rate", "0.01"])
     reached = json.loads((tmp_path / "longer" / "result.json").read_text())["first_reached"]
     out = analyze(capsys, "gradients", tmp_path / "longer", "--quick", "--out", tmp_path / "analysis")

@@ -1,13 +1,11 @@
 """The analyses by name: `klformer analyze NAME`."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import tyro
+from collections.abc import Sequence
 
 from klformer.experiments.analyze import eigenvalues, gradients, kernel, mse, turing, variance
+from klformer.subcommands import Subcommand, run_subcommand
 
-ANALYSES: dict[str, tuple[type, Callable[[Any], None]]] = {
+ANALYSES: dict[str, Subcommand] = {
     "variance": (variance.VarianceAnalysis, variance.run),
     "eigenvalues": (eigenvalues.EigenvalueAnalysis, eigenvalues.run),
     "kernel": (kernel.KernelAnalysis, kernel.run),
@@ -19,12 +17,4 @@ ANALYSES: dict[str, tuple[type, Callable[[Any], None]]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Run one of the analyses."""
-    choice = tyro.extras.subcommand_cli_from_dict(
-        {name: options for name, (options, _) in ANALYSES.items()},
-        args=list(arguments),
-        prog="klformer analyze",
-        description="Check the paper's claims on trained runs. `klformer analyze NAME --help` says more.",
-    )
-    for options, run in ANALYSES.values():
-        if isinstance(choice, options):
-            run(choice)
+    run_subcommand(ANALYSES, arguments, group="analyze", description="Check the paper's claims on trained runs.")

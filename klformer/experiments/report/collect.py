@@ -15,7 +15,7 @@ from typing import Any
 
 from klformer.attention import attention_names
 from klformer.experiments.presets import PRESETS, frequencies
-from klformer.experiments.run import CONFIG, RESULT
+from klformer.experiments.run import CONFIG, RESULT, flatten
 from klformer.tasks import task_names
 from klformer.training.log import read_lines
 
@@ -234,14 +234,6 @@ def finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as one, with dots in the names."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _read_object(path: Path) -> dict[str, Any]:
