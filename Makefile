@@ -13,8 +13,9 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# One process with one thread for each core: the tests are many small problems.
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
 # A learned kernel against its frozen self, a fixed kernel and softmax, on a small version of the sparsity task.
 run: install

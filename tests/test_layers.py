@@ -8,7 +8,7 @@ import klformer
 PACKAGE = Path(klformer.__file__).parent
 #: Each layer may import from those before it. What stands outside the order may be imported by all.
 ORDER = ["ops", "kernels", "attention", "models", "training", "analysis", "bench", "experiments", "cli"]
-LEAVES = {"checks", "plotting", "registry"}
+LEAVES = {"checks", "plotting", "registry", "subcommands"}
 ALONE = {"tasks"}
 
 
