@@ -1,7 +1,7 @@
 """`klformer bench attention`: time and memory of every attention against the length of the sequence."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from klformer.attention import attention_names, attention_options, build_attenti
 from klformer.bench.measure import (
     MEBIBYTE,
     as_flags,
+    crossover,
     describe_machine,
     extra_peak_memory,
+    growth,
     in_own_process,
-    log_log_slope,
     median_times,
 )
 from klformer.checks import check_choice
@@ -50,8 +51,8 @@ class AttentionBench:
 
     attentions: tuple[str, ...] = field(default_factory=lambda: tuple(attention_names()))
     """Names; all by default. Their options are the defaults, which are Long Range Arena's."""
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
-    """Lengths of the sequences."""
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
+    """Lengths of the sequences, from short to long."""
     batch: int = 1
     """Sequences B."""
     heads: int = 8
@@ -84,7 +85,9 @@ def run(options: AttentionBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
     for name in options.attentions:
         check_choice("attentions", name, attention_names())
-    console = Console(width=max(112, Console().width))
+    if list(options.lengths) != sorted(set(options.lengths)) or not options.lengths:
+        raise ValueError(f"lengths must rise, got {options.lengths}")
+    console = Console(width=max(140, Console().width))
     environment = describe_machine()
     console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")
     results = []
@@ -150,18 +153,28 @@ def _table(options: AttentionBench, results: list[dict[str, Any]], quantity: str
     for length in options.lengths:
         table.add_column(f"L={length:,}", justify="right")
     table.add_column("grows as", justify="right")
-    if quantity == "seconds" and "softmax" in options.attentions:
+    beside_softmax = quantity == "seconds" and "softmax" in options.attentions
+    if beside_softmax:
+        table.add_column("faster than softmax", justify="right")
         table.add_column("softmax / it, longest", justify="right")
     by_place = {(row["name"], row["length"]): row[quantity] for row in results}
     for name in options.attentions:
         values = [by_place[name, length] for length in options.lengths]
         cells = [f"{value * scale:,.0f}" for value in values]
-        points = [(length, value) for length, value in zip(options.lengths, values, strict=True) if value > 0]
-        cells.append(f"L^{log_log_slope(*zip(*points, strict=True)):.2f}" if len(points) > 1 else "")
-        if quantity == "seconds" and "softmax" in options.attentions:
-            cells.append(f"{by_place['softmax', options.lengths[-1]] / values[-1]:.1f}x")
+        cells.append(growth(options.lengths, values))
+        if beside_softmax:
+            softmax = [by_place["softmax", length] for length in options.lengths]
+            cells.append("" if name == "softmax" else _faster_from(options.lengths, values, softmax))
+            cells.append(f"{softmax[-1] / values[-1]:.1f}x")
         table.add_row(name, *cells)
     return table
+
+
+def _faster_from(lengths: Sequence[int], seconds: Sequence[float], softmax: Sequence[float]) -> str:
+    length = crossover(lengths, seconds, softmax)
+    if length is None:
+        return f"not up to {lengths[-1]:,}"
+    return "everywhere" if length == lengths[0] else f"from about {length:,.0f}"
 
 
 def draw(report: dict[str, Any], *targets: Path) -> None:

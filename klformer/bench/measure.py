@@ -123,3 +123,25 @@ def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
     fit = statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in values])
     return fit.slope
+
+
+def growth(lengths: Sequence[float], values: Sequence[float]) -> str:
+    """How values grow with the length, as a power of it, for tables; empty if there is nothing to fit."""
+    points = [(length, value) for length, value in zip(lengths, values, strict=True) if value > 0]
+    return f"L^{log_log_slope(*zip(*points, strict=True)):.2f}" if len(points) > 1 else ""
+
+
+def crossover(lengths: Sequence[float], times: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Length from which on `times` stay below `reference`, on straight lines between measurements in logarithms.
+
+    The shortest length if they are below from the start, None if not even at the longest.
+    """
+    gains = [math.log(theirs / mine) for mine, theirs in zip(times, reference, strict=True)]
+    slower = [index for index, gain in enumerate(gains) if gain <= 0]
+    if not slower:
+        return lengths[0]
+    last = slower[-1]
+    if last == len(lengths) - 1:
+        return None
+    share = -gains[last] / (gains[last + 1] - gains[last])
+    return lengths[last] * (lengths[last + 1] / lengths[last]) ** share

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from klformer.attention import build_attention
 from klformer.bench import measure
-from klformer.bench.measure import MEBIBYTE, as_flags, describe_machine, extra_peak_memory, spread
+from klformer.bench.measure import MEBIBYTE, as_flags, describe_machine, extra_peak_memory, growth, spread
 from klformer.checks import check_choice, check_count
 from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
@@ -342,10 +342,12 @@ def _length_table(options: ModelBench, rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("attention")
     for length in lengths:
         table.add_column(f"{length:,}", justify="right")
+    table.add_column("grows as", justify="right")
     for name in options.length_attentions:
         mine = {row["length"]: row["memory"] for row in rows if row["attention"] == name}
         cells = ["-" if mine[length] is None else f"{mine[length]['median'] / MEBIBYTE:,.0f}" for length in lengths]
-        table.add_row(name, *cells)
+        measured = [(length, mine[length]["median"]) for length in lengths if mine[length] is not None]
+        table.add_row(name, *cells, growth(*zip(*measured, strict=True)) if measured else "")
     return table
 
 

@@ -13,7 +13,7 @@ import klformer
 from klformer.bench import attention, fastfood
 from klformer.bench.attention import AttentionSizes
 from klformer.bench.attention import forward_and_backward as forward_and_backward_of_attention
-from klformer.bench.measure import log_log_slope, median_times
+from klformer.bench.measure import crossover, growth, log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops import bidirectional
@@ -123,6 +123,19 @@ def test_medians_and_slopes():
     assert runs == ["a", "b"] * 3
     assert set(times) == {"a", "b"}
     assert log_log_slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert growth([1, 2, 4], [3, 0, 48]) == "L^2.00"
+    assert growth([1], [3]) == ""
+
+
+def test_crossover():
+    lengths = [64, 256, 1024]
+    # 64 L against L^2 / 2: equal at L = 128.
+    linear, quadratic = [64 * length for length in lengths], [length**2 / 2 for length in lengths]
+    assert crossover(lengths, linear, quadratic) == pytest.approx(128)
+    assert crossover(lengths, [1, 1, 1], quadratic) == 64
+    assert crossover(lengths, quadratic, linear) is None
+    # Not the first of two: what counts is from where on it stays below.
+    assert crossover(lengths, [1, 4, 1], [2, 2, 2]) == pytest.approx(512)
 
 
 def test_transforming_tokens_equals_the_matrix_product():
@@ -146,6 +159,7 @@ def test_attentions_are_measured_in_one_table_and_figure(tmp_path):
     ]
     assert all(row["seconds"] > 0 and row["memory"] >= 0 for row in report["results"])
     assert "softmax / it" in out
+    assert "faster than softmax" in out
     assert (tmp_path / "attention.png").stat().st_size > 1000
     assert "gmm-prf" in (tmp_path / "attention.svg").read_text()
 
@@ -158,3 +172,8 @@ def test_every_attention_can_be_measured(name):
 def test_an_unknown_attention_is_named():
     with pytest.raises(ValueError, match=r"attentions must be one of .* got 'sofmax'; did you mean 'softmax'"):
         attention.run(attention.AttentionBench(attentions=("sofmax",)))
+
+
+def test_lengths_out_of_order_are_refused():
+    with pytest.raises(ValueError, match=r"lengths must rise, got \(64, 32\)"):
+        attention.run(attention.AttentionBench(lengths=(64, 32)))
