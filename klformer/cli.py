@@ -23,7 +23,7 @@ from klformer.attention.base import ATTENTIONS
 from klformer.bench.command import main as bench
 from klformer.checks import suggestion
 from klformer.experiments.analyze.command import main as analyze
-from klformer.experiments.bench_model import MODEL_BENCHMARKS
+from klformer.experiments.bench_model.command import MODEL_BENCHMARKS
 from klformer.experiments.compare import compare, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
 from klformer.experiments.curves import draw_curves

@@ -7,17 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from klformer import cli
 from klformer.bench.measure import MEBIBYTE
-from klformer.experiments import bench_model
-from klformer.experiments.bench_model import (
-    BATCH_SIZES,
-    GIBIBYTE,
-    MATERIALISED,
-    PAPER_ATTENTIONS,
-    ModelBench,
-    ModelStep,
-    in_own_process,
-    measure_step,
-)
+from klformer.experiments.bench_model import command
+from klformer.experiments.bench_model.command import BATCH_SIZES, GIBIBYTE, PAPER_ATTENTIONS, ModelBench
+from klformer.experiments.bench_model.step import MATERIALISED, ModelStep, configuration, in_own_process, measure_step
 from klformer.experiments.presets import PAPER_SAMPLES
 
 SECONDS = {"softmax": [1.0, 2.0, 4.0], "fastfood-prf": [0.5, 0.5, 4.0]}
@@ -43,7 +35,7 @@ class Processes:
 def fake(monkeypatch):
     def install(**arguments):
         processes = Processes(**arguments)
-        monkeypatch.setattr(bench_model, "in_own_process", processes)
+        monkeypatch.setattr(command, "in_own_process", processes)
         return processes
 
     return install
@@ -78,7 +70,7 @@ def test_a_step_of_every_attention_can_be_measured(attention):
 
 @pytest.mark.parametrize("task", BATCH_SIZES)
 def test_models_are_those_of_the_papers_tables(task):
-    config = bench_model._configuration(ModelStep(task, "fastfood-prf", 2, length=8, steps=1, device="cpu"))
+    config = configuration(ModelStep(task, "fastfood-prf", 2, length=8, steps=1, device="cpu"))
     assert config.preset == "paper"
     assert config.attention.options["num_frequencies"] == PAPER_SAMPLES[task]["fastfood-prf"]
     assert config.data.max_len == 8
@@ -104,7 +96,7 @@ def test_a_measurement_is_a_process_of_its_own():
 
 def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     processes = fake()
-    bench_model.run(speed_bench(tasks=("text", "image"), out=tmp_path))
+    command.run(speed_bench(tasks=("text", "image"), out=tmp_path))
     text = [step for step in processes.steps if step.task == "text"]
     assert [step.attention for step in text] == ["softmax", "fastfood-prf"] * 3
     assert {(step.batch_size, step.length) for step in text} == {(4, 4000)}
@@ -128,7 +120,7 @@ def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
 
 def test_batches_can_be_the_papers(fake, capsys):
     processes = fake()
-    bench_model.run(speed_bench(tasks=("retrieval", "image"), batch_size="paper", max_len=64))
+    command.run(speed_bench(tasks=("retrieval", "image"), batch_size="paper", max_len=64))
     assert {(step.task, step.batch_size, step.length) for step in processes.steps} == {
         ("retrieval", 32, 64),
         ("image", 256, 64),
@@ -138,7 +130,7 @@ def test_batches_can_be_the_papers(fake, capsys):
 
 def test_what_fails_is_left_out_and_said(fake, tmp_path, capsys):
     processes = fake(fails=("softmax",))
-    bench_model.run(speed_bench(tasks=("listops",), out=tmp_path))
+    command.run(speed_bench(tasks=("listops",), out=tmp_path))
     assert [step.attention for step in processes.steps].count("softmax") == 1
     first, second = json.loads((tmp_path / "model.json").read_text())["speed"]
     assert first["not_run"] == "exit code -9: no message"
@@ -156,7 +148,7 @@ def test_lengths_go_up_to_the_limits(fake, tmp_path, capsys):
     processes = fake(memory=memory)
     names = (MATERIALISED, "softmax", "gmm-rks")
     lengths = (2048, 1024, 4096, 8192)  # gmm-rks takes 4 GiB at 8,192; softmax-materialised 2 at 2,048 and 8 at 4,096
-    bench_model.run(length_bench(length_attentions=names, lengths=lengths, memory_limit=4.0, out=tmp_path))
+    command.run(length_bench(length_attentions=names, lengths=lengths, memory_limit=4.0, out=tmp_path))
     ran = {name: [step.length for step in processes.steps if step.attention == name] for name in names}
     assert ran == {MATERIALISED: [1024, 2048], "softmax": [1024, 2048, 4096], "gmm-rks": [1024, 2048, 4096, 8192]}
     assert {(step.task, step.batch_size) for step in processes.steps} == {("text", 1)}
@@ -177,7 +169,7 @@ def test_lengths_go_up_to_the_limits(fake, tmp_path, capsys):
 
 def test_what_failed_is_not_tried_at_greater_lengths(fake):
     processes = fake(fails=("gmm-rks",))
-    bench_model.run(length_bench(length_attentions=("gmm-rks",), lengths=(64, 128)))
+    command.run(length_bench(length_attentions=("gmm-rks",), lengths=(64, 128)))
     assert [step.length for step in processes.steps] == [64]
 
 
@@ -193,8 +185,8 @@ def test_the_command_is_in_the_group(fake, capsys):
 
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match=r"tasks must be one of .* got 'txt'; did you mean 'text'"):
-        bench_model.run(speed_bench(tasks=("txt",)))
+        command.run(speed_bench(tasks=("txt",)))
     with pytest.raises(ValueError, match=r"unknown attention 'sofmax'"):
-        bench_model.run(speed_bench(attentions=("sofmax",)))
+        command.run(speed_bench(attentions=("sofmax",)))
     with pytest.raises(ValueError, match=r"repeats must be at least 1, got 0"):
-        bench_model.run(speed_bench(repeats=0))
+        command.run(speed_bench(repeats=0))

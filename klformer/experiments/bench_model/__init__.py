@@ -1,0 +1,1 @@
+"""Speed and memory of whole models of the paper."""

@@ -1,0 +1,209 @@
+"""`klformer bench model`: training speed and memory of whole models of the paper, as in its section on efficiency.
+
+Two tables and figures. Speed: training steps per second relative to softmax, and peak memory, for each task of the
+paper's tables at its full length. Length: peak memory of the Text model from 1K to 4K tokens, as in the paper, and on
+to 64K for the attentions that are linear in the length.
+
+Each measurement is a process of its own: the model and a step on short inputs to warm up, a step whose peak memory is
+taken, and steps that are timed. Rounds go over all attentions, so that a slow minute of the machine hits all alike.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from klformer.attention import build_attention
+from klformer.bench.measure import describe_machine, spread
+from klformer.checks import check_choice, check_count
+from klformer.experiments.bench_model.output import draw_length, draw_speed, say_length, say_speed
+from klformer.experiments.bench_model.step import MATERIALISED, ModelStep, in_own_process, print_step
+from klformer.experiments.config import AttentionConfig
+from klformer.experiments.presets import PAPER
+from klformer.subcommands import Subcommand
+from klformer.tasks import TASKS
+
+PAPER_ATTENTIONS = (
+    *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),
+    *("gmm-prf", "fastfood-prf", "generative-prf"),
+)
+#: Examples in a step, by task: small enough for 16 GB by estimate, and for steps of seconds on a few cores.
+BATCH_SIZES = {"text": 4, "retrieval": 4, "listops": 4, "image": 32}
+LENGTH_TASK = "text"
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True)
+class ModelBench:
+    """Training steps per second relative to softmax, and peak memory, of the paper's models; memory against length.
+
+    Inputs are random, no data is needed. Examples:
+
+      klformer bench model --out bench
+      klformer bench model --tasks text --attentions softmax gmm-rks fastfood-prf --batch-size paper --lengths
+      klformer bench model --tasks --lengths 1024 2048 4096 --out bench
+    """
+
+    tasks: tuple[str, ...] = tuple(BATCH_SIZES)
+    """Tasks of the table of speed; none to leave it out."""
+    attentions: tuple[str, ...] = PAPER_ATTENTIONS
+    """Attentions, with options after a colon; softmax-materialised is softmax with its scores written out."""
+    batch_size: int | Literal["paper"] | None = None
+    """Examples in a step; "paper" for the paper's 32 (Image: 256). Default: text, retrieval and listops 4, image 32."""
+    max_len: int | None = None
+    """Cut all tasks to this length, for a quick look. Default: the tasks' own."""
+    lengths: tuple[int, ...] = (1024, 2048, 3072, 4096, 8192, 16384, 32768, 65536)
+    """Lengths for the table of memory, of the Text model with one sequence; none to leave it out."""
+    length_attentions: tuple[str, ...] = (MATERIALISED, *PAPER_ATTENTIONS)
+    """Attentions of that table."""
+    quadratic_up_to: int = 4096
+    """Longest sequence for attentions that take time quadratic in the length."""
+    memory_limit: float = 12.0
+    """GiB: a length is left out if going on as from the length before it would take more."""
+    steps: int = 3
+    """Steps that are timed in a process."""
+    repeats: int = 3
+    """Rounds, with a process each for every attention."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where to compute; the GPU if there is one."""
+    out: Path | None = None
+    """Folder for model.json, model.svg, model.png, model-length.svg and model-length.png."""
+
+
+def run(options: ModelBench) -> None:
+    """Measure, print the tables, and write the figures where they were asked for."""
+    _check(options)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    console = Console(width=max(112, Console().width))
+    environment = describe_machine()
+    if device == "cuda":
+        environment["device"] = torch.cuda.get_device_name()
+    console.print(
+        f"klformer model benchmark, {environment['date']}, {environment.get('device', environment['machine'])}"
+    )
+    report: dict[str, Any] = {"environment": environment, "options": _plain(options), "speed": [], "length": []}
+    for task in options.tasks:
+        rows = _measure_task(options, task, device, console)
+        report["speed"] += rows
+        say_speed(console, task, rows)
+    if options.lengths:
+        report["length"] = _measure_lengths(options, device, console)
+        say_length(console, LENGTH_TASK, report["length"])
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "model.json").write_text(json.dumps(report, indent=2) + "\n")
+        if report["speed"]:
+            draw_speed(report, options.out / "model.svg", options.out / "model.png")
+        if report["length"]:
+            draw_length(report, options.out / "model-length.svg", options.out / "model-length.png")
+        console.print(f"figures written to {options.out}")
+
+
+def _check(options: ModelBench) -> None:
+    for task in options.tasks:
+        check_choice("tasks", task, BATCH_SIZES)
+    for attention in (*options.attentions, *options.length_attentions):
+        AttentionConfig.parse("softmax" if attention == MATERIALISED else attention)
+    check_count("repeats", options.repeats)
+    check_count("steps", options.steps)
+
+
+def _rounds(
+    steps: Sequence[ModelStep], repeats: int, console: Console
+) -> dict[ModelStep, list[dict[str, float]] | str]:
+    """What every round found for each step, or why the first that failed did."""
+    found: dict[ModelStep, list[dict[str, float]] | str] = {step: [] for step in steps}
+    for index in range(repeats):
+        for step in steps:
+            before = found[step]
+            if isinstance(before, str):
+                continue
+            with console.status(f"round {index + 1} of {repeats}: {step.describe()}"):
+                try:
+                    before.append(in_own_process(step))
+                except RuntimeError as error:
+                    reason = str(error).splitlines()[0]
+                    found[step] = reason
+                    console.print(f"{step.describe()}: {reason}", highlight=False, markup=False)
+    return found
+
+
+def _measure_task(
+    options: ModelBench, task: str, device: Literal["cpu", "cuda"], console: Console
+) -> list[dict[str, Any]]:
+    """A row for each attention on one task."""
+    length = TASKS[task].default_max_len if options.max_len is None else options.max_len
+    paper_batch = PAPER[task]["training"]["batch_size"]
+    batch_size = paper_batch if options.batch_size == "paper" else options.batch_size or BATCH_SIZES[task]
+    steps = {name: ModelStep(task, name, batch_size, length, options.steps, device) for name in options.attentions}
+    found = _rounds(list(steps.values()), options.repeats, console)
+    softmax = found[steps["softmax"]] if "softmax" in steps else ""
+    rows = []
+    for name, step in steps.items():
+        row = _row(step, found[step]) | {"paper_batch_size": paper_batch, "relative": None}
+        rounds = found[step]
+        if not isinstance(rounds, str):
+            row["steps_per_second"] = spread([1 / figures["seconds"] for figures in rounds])
+            if not isinstance(softmax, str):
+                pairs = zip(softmax, rounds, strict=True)
+                row["relative"] = spread([theirs["seconds"] / mine["seconds"] for theirs, mine in pairs])
+        rows.append(row | {"attention": name})
+    return rows
+
+
+def _measure_lengths(options: ModelBench, device: Literal["cpu", "cuda"], console: Console) -> list[dict[str, Any]]:
+    """A row for each attention and length, with the reason where one was not run."""
+    rows: list[dict[str, Any]] = []
+    last: dict[str, dict[str, Any]] = {}
+    for length in sorted(options.lengths):
+        steps = {name: ModelStep(LENGTH_TASK, name, 1, length, 1, device) for name in options.length_attentions}
+        reasons = {name: _reason_to_skip(options, name, length, last.get(name)) for name in steps}
+        found = _rounds([steps[name] for name in steps if reasons[name] is None], options.repeats, console)
+        for name, step in steps.items():
+            row = _row(step, reasons[name] or found[step])
+            rows.append(row)
+            # What failed or was left out is not tried at a greater length.
+            last[name] = row
+    return rows
+
+
+def _reason_to_skip(options: ModelBench, name: str, length: int, last: dict[str, Any] | None) -> str | None:
+    quadratic = _is_quadratic(name)
+    if quadratic and length > options.quadratic_up_to:
+        return f"quadratic, above {options.quadratic_up_to:,} tokens"
+    if last is None:
+        return None
+    if last["not_run"] is not None:
+        return str(last["not_run"])
+    # Only scores that are written out make memory quadratic; torch's softmax takes quadratic time alone.
+    growth = (length / last["length"]) ** (2 if name == MATERIALISED else 1)
+    expected = last["memory"]["median"] * growth / GIBIBYTE
+    if expected > options.memory_limit:
+        return f"above the limit of {options.memory_limit:g} GiB from {length:,} tokens on: about {expected:.0f} GiB"
+    return None
+
+
+def _is_quadratic(name: str) -> bool:
+    if name == MATERIALISED:
+        return True
+    config = AttentionConfig.parse(name)
+    return "^2" in build_attention(config.name, num_heads=1, head_dim=2, max_len=4).cost
+
+
+def _row(step: ModelStep, rounds: list[dict[str, float]] | str) -> dict[str, Any]:
+    row: dict[str, Any] = asdict(step) | {"seconds": None, "memory": None, "not_run": None}
+    if isinstance(rounds, str):
+        return row | {"not_run": rounds}
+    return row | {key: spread([figures[key] for figures in rounds]) for key in ("seconds", "memory")}
+
+
+def _plain(options: ModelBench) -> dict[str, Any]:
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+
+
+#: For the command group `klformer bench`.
+MODEL_BENCHMARKS: dict[str, Subcommand] = {"model": (ModelBench, run), "model-step": (ModelStep, print_step)}

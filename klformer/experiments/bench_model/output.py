@@ -1,0 +1,155 @@
+"""The tables and figures of `klformer bench model`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+from rich.console import Console
+from rich.table import Table
+
+from klformer.bench.measure import MEBIBYTE, growth
+from klformer.plotting import COLOURS, MARKERS, line_style, save
+from klformer.tasks import TASKS
+
+SPEED_NOTE = "median (lowest to highest) over processes; MiB: peak above model, optimiser and inputs"
+LENGTH_NOTE = "median over processes of the peak above model, optimiser and inputs"
+
+
+def say_speed(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Speed and memory of a task's model with each attention."""
+    _say(console, _speed_heading(task, rows), _speed_table(rows), SPEED_NOTE)
+
+
+def say_length(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Memory of a task's model with each attention at each length, and why some were not measured."""
+    reasons = dict.fromkeys(row["not_run"] for row in rows if row["not_run"] is not None)
+    notes = [LENGTH_NOTE, *(f"-: {reason}" for reason in reasons)]
+    heading = f"{task} model, one sequence: peak memory of a training step, MiB"
+    _say(console, heading, _length_table(rows), "\n".join(notes))
+
+
+def draw_speed(report: dict[str, Any], *targets: Path) -> None:
+    """Speed relative to softmax and peak memory, a row for each attention and a colour for each task."""
+    rows = [row for row in report["speed"] if row["not_run"] is None]
+    tasks = list(dict.fromkeys(row["task"] for row in report["speed"]))
+    names = list(dict.fromkeys(row["attention"] for row in report["speed"]))[::-1]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 1.6 + 0.38 * len(names)), sharey=True, layout="constrained")
+    for number, task in enumerate(tasks):
+        mine = [row for row in rows if row["task"] == task]
+        offset = 0.16 * ((len(tasks) - 1) / 2 - number)
+        batch = next(row["batch_size"] for row in report["speed"] if row["task"] == task)
+        for axes, key, scale in ((left, "relative", 1.0), (right, "memory", 1 / MEBIBYTE)):
+            shown = [row for row in mine if row[key] is not None]
+            _dots(
+                axes, [(names.index(row["attention"]) + offset, row[key]) for row in shown], scale, number, task, batch
+            )
+    left.axvline(1, color="#888888", linewidth=0.8)
+    left.set_xlabel("training steps per second, softmax = 1")
+    right.set_xlabel("peak memory of a step, MiB above model, optimiser and inputs")
+    left.set_yticks(range(len(names)), names)
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3)
+    figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
+    where = report["environment"].get("device", report["environment"]["machine"])
+    figure.suptitle(f"Training the paper's models: {where}, {report['environment']['date']}", fontsize=10)
+    save(figure, *targets)
+
+
+def draw_length(report: dict[str, Any], *targets: Path) -> None:
+    """Peak memory against the length, both on logarithmic axes."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    rows = [row for row in report["length"] if row["memory"] is not None]
+    for number, name in enumerate(dict.fromkeys(row["attention"] for row in rows)):
+        points = [(row["length"], row["memory"]["median"] / MEBIBYTE) for row in rows if row["attention"] == name]
+        marker = MARKERS[number % len(MARKERS)]
+        axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **line_style(number))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sorted({row["length"] for row in rows}))
+    axes.xaxis.set_major_formatter(lambda length, _: f"{length:,.0f}")
+    axes.tick_params(axis="x", labelrotation=30)
+    axes.set_xlabel("tokens L")
+    axes.set_ylabel("peak memory of a step, MiB above model and optimiser")
+    axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
+    date = report["environment"]["date"]
+    figure.suptitle(f"Memory against length: the paper's Text model, one sequence, {date}", fontsize=10)
+    save(figure, *targets)
+
+
+def _say(console: Console, heading: str, table: Table, note: str) -> None:
+    """A table between two texts, which a narrow table does not break."""
+    console.print(f"\n{heading}", highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
+    batch, paper_batch, length = rows[0]["batch_size"], rows[0]["paper_batch_size"], rows[0]["length"]
+    size = "the paper's" if batch == paper_batch else f"the paper has {paper_batch}"
+    what = "pairs of sequences" if TASKS[task].is_pair else "sequences"
+    return f"{task}: training step of {batch} {what} ({size}) of {length:,} tokens"
+
+
+def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    table.add_column("attention")
+    for column in ("steps / s", "relative to softmax", "MiB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        if row["not_run"] is not None:
+            table.add_row(row["attention"], "not run", "", "")
+            continue
+        relative = "" if row["relative"] is None else _with_spread(row["relative"], 1, ".2f")
+        speed = _with_spread(row["steps_per_second"], 1, ".3g")
+        table.add_row(row["attention"], speed, relative, _with_spread(row["memory"], 1 / MEBIBYTE, ",.0f"))
+    return table
+
+
+def _length_table(rows: Sequence[dict[str, Any]]) -> Table:
+    lengths = sorted({row["length"] for row in rows})
+    table = Table()
+    table.add_column("attention")
+    for length in lengths:
+        table.add_column(f"{length:,}", justify="right")
+    table.add_column("grows as", justify="right")
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        mine = {row["length"]: row["memory"] for row in rows if row["attention"] == name}
+        cells = ["-" if mine[length] is None else f"{mine[length]['median'] / MEBIBYTE:,.0f}" for length in lengths]
+        measured = [(length, mine[length]["median"]) for length in lengths if mine[length] is not None]
+        table.add_row(name, *cells, growth(*zip(*measured, strict=True)) if measured else "")
+    return table
+
+
+def _with_spread(values: dict[str, float], scale: float, form: str) -> str:
+    median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
+
+
+def _dots(
+    axes: Axes, points: Sequence[tuple[float, dict[str, float]]], scale: float, number: int, task: str, batch: int
+) -> None:
+    """A marker at each median, and a line from the lowest to the highest."""
+    if not points:
+        return
+    medians = [values["median"] * scale for _, values in points]
+    below = [(values["median"] - values["low"]) * scale for _, values in points]
+    above = [(values["high"] - values["median"]) * scale for _, values in points]
+    heights = [height for height, _ in points]
+    axes.errorbar(
+        medians,
+        heights,
+        xerr=[below, above],
+        fmt=MARKERS[number % len(MARKERS)],
+        color=COLOURS[number % len(COLOURS)],
+        markersize=4,
+        linewidth=1,
+        label=f"{task}, batches of {batch}",
+    )

@@ -1,0 +1,112 @@
+"""One measurement of a whole model: time and peak memory of training steps, alone in a process."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from klformer.bench import measure
+from klformer.bench.measure import as_flags, extra_peak_memory
+from klformer.experiments.build import build_model
+from klformer.experiments.config import AttentionConfig, ExperimentConfig
+from klformer.experiments.presets import preset
+from klformer.experiments.profile import random_batch
+from klformer.tasks import TASKS, Batch
+from klformer.training.evaluation import class_scores
+
+#: softmax with the scores written out, as it was at the time of the paper; torch's own computes them in pieces.
+MATERIALISED = "softmax-materialised"
+WARM_UP_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """Print time and memory of training steps of one model as JSON; `model` calls this in a new process for each."""
+
+    task: str
+    """Task of the paper's tables."""
+    attention: str
+    """Attention, with options after a colon."""
+    batch_size: int
+    """Examples in a step."""
+    length: int
+    """Tokens in a sequence."""
+    steps: int
+    """Steps that are timed."""
+    device: Literal["cpu", "cuda"]
+    """Where to compute."""
+
+    def describe(self) -> str:
+        return f"{self.task}, {self.attention}, {self.batch_size} x {self.length:,} tokens"
+
+
+def print_step(options: ModelStep) -> None:
+    """Print what `measure_step` finds; meant to be alone in its process."""
+    print(json.dumps(measure_step(options)))
+
+
+def measure_step(options: ModelStep) -> dict[str, float]:
+    """Median seconds of a training step, and its peak memory in bytes above model, optimiser and inputs.
+
+    A step is forward, backward and AdamW on random inputs of full length. To be called once in a process.
+    """
+    config = configuration(options)
+    torch.manual_seed(config.seed)
+    task = TASKS[config.task](config.data)
+    model = build_model(config, task).to(options.device)
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+    def step(batch: Batch) -> None:
+        with _scores_written_out() if options.attention == MATERIALISED else nullcontext():
+            loss = torch.nn.functional.cross_entropy(class_scores(model, batch), batch.labels)
+            torch.autograd.backward(loss)
+        optimiser.step()
+        optimiser.zero_grad()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+
+    step(random_batch(task, options.batch_size, length=min(WARM_UP_LENGTH, options.length)).to(options.device))
+    batch = random_batch(task, options.batch_size, length=options.length).to(options.device)
+    peak = _peak_memory(lambda: step(batch), options.device)
+    seconds = []
+    for _ in range(options.steps):
+        start = time.perf_counter()
+        step(batch)
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(seconds), "memory": peak}
+
+
+def in_own_process(step: ModelStep) -> dict[str, float]:
+    """What `measure_step` finds in a new process.
+
+    Raises:
+        RuntimeError: with the end of its error output, if it fails: most often there is not enough memory.
+    """
+    printed = measure.in_own_process(["bench", "model-step", *as_flags(asdict(step))], module="klformer")
+    figures: dict[str, float] = json.loads(printed)
+    return figures
+
+
+def configuration(step: ModelStep) -> ExperimentConfig:
+    attention = AttentionConfig.parse("softmax" if step.attention == MATERIALISED else step.attention)
+    config = preset("paper", step.task, attention)
+    return config.model_copy(update={"data": config.data.model_copy(update={"max_len": step.length})})
+
+
+def _scores_written_out() -> AbstractContextManager[None]:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def _peak_memory(run_step: Callable[[], None], device: str) -> int:
+    if device == "cpu":
+        return extra_peak_memory(run_step)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run_step()
+    return torch.cuda.max_memory_allocated() - before
