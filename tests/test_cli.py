@@ -67,6 +67,17 @@ def test_compare_makes_a_table_and_goes_on(home, capsys):
     assert "going on after step 6" in out
 
 
+def test_compare_takes_no_result_of_other_settings(home, capsys):
+    arguments = ["compare", "--attentions", "softmax", *TINY]
+    run(capsys, *arguments)
+    out = run(capsys, *arguments, "--training.max-steps", "8")
+    assert "done already" not in out
+    assert "going on after step 6" in out
+    assert json.loads((home / "runs" / "comparison.json").read_text())[0]["steps"] == 8
+    error = fails(capsys, 1, *arguments, "--optimiser.learning-rate", "0.5")
+    assert "was started with another configuration: optimiser.learning_rate was 0.001, is 0.5" in error
+
+
 def test_data(home, capsys):
     out = run(capsys, "data", "where")
     assert [line.split()[0] for line in out.splitlines()] == ["listops", "text", "retrieval", "image", "sparsity"]

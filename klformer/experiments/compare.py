@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from klformer.experiments.config import ExperimentConfig
-from klformer.experiments.run import RESULT, run_name, train_run
+from klformer.experiments.run import finished_result, run_name, train_run
 from klformer.training.progress import Reporter
 
 COMPARISON = "comparison.json"
@@ -20,13 +20,9 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
     results = []
     for number, config in enumerate(configs, start=1):
         run_folder = folder / run_name(config)
-        done = run_folder / RESULT
-        if done.exists():
-            reporter.say(f"[{number}/{len(configs)}] {run_folder.name}: done already")
-            results.append(json.loads(done.read_text()))
-        else:
-            reporter.say(f"[{number}/{len(configs)}] {run_folder.name}")
-            results.append(train_run(config, run_folder, resume=True, reporter=reporter))
+        done = finished_result(config, run_folder)
+        reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
+        results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / COMPARISON).write_text(json.dumps(results, indent=2) + "\n")
     return results

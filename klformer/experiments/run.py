@@ -115,6 +115,14 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     return result
 
 
+def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
+    """What is in the result.json of a run with exactly this configuration; None if it is not done, or another."""
+    if not (folder / RESULT).exists() or ExperimentConfig.from_file(folder / CONFIG) != config:
+        return None
+    result: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    return result
+
+
 def describe_accuracy(result: dict[str, Any]) -> str:
     """Mean, deviation over draws, and vote, in percent."""
     text = f"{100 * result['accuracy']:.2f}%"
@@ -183,7 +191,11 @@ def _open_folder(config: ExperimentConfig, folder: Path, resume: bool) -> None:
         if path.exists():
             if not resume:
                 raise TrainingError(f"{folder} holds a run already; --resume goes on with it, --name makes another")
-            _check_same(ExperimentConfig.from_file(path), config, folder)
+            before = ExperimentConfig.from_file(path)
+            _check_same(before, config, folder)
+            if before != config:
+                # A result of fewer steps is not that of the run that now goes on.
+                (folder / RESULT).unlink(missing_ok=True)
         _write_atomically(path, lambda target: target.write_text(config.to_json()))
     except OSError as error:
         raise TrainingError(f"can't write to {folder}: {error.strerror or error}") from error
