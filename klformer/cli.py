@@ -376,6 +376,8 @@ def _data(command: Data) -> None:
                 f"{lengths.mean():,.0f} on average, by class: {counts}"
             )
         print(task.describe_protocol())
+        for sentence in task.unusual_sizes():
+            print(f"note: {sentence}")
 
 
 def _list() -> None:

@@ -10,6 +10,8 @@ Where the data has an official validation set (listops, retrieval), both protoco
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -43,6 +45,8 @@ class Task(ABC):
     #: Whether the data can be generated, so that `num_examples` has a meaning.
     is_generated: ClassVar[bool] = False
     default_max_len: ClassVar[int]
+    #: Examples of the official files, by part.
+    official_sizes: ClassVar[Mapping[Split, int]] = MappingProxyType({})
 
     def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
         if config.num_examples is not None and not self.is_generated:
@@ -51,6 +55,8 @@ class Task(ABC):
         self.quiet = quiet
         self.root = config.folder()
         self.max_len = config.max_len or self.default_max_len
+        #: Examples of every part that was read.
+        self.sizes: dict[Split, int] = {}
 
     @abstractmethod
     def location(self) -> str:
@@ -93,16 +99,30 @@ class Task(ABC):
         part = f"{self._holdout_fraction():.0%} of the training set (protocol {self.config.protocol})"
         return f"validation on {part}; test set untouched"
 
+    def is_official(self) -> bool:
+        """Whether the data is in the files that `official_sizes` speaks of."""
+        return True
+
+    def unusual_sizes(self) -> list[str]:
+        """A sentence for each part that was read and has another size than the official file: it may be cut."""
+        if not self.is_official():
+            return []
+        return [
+            f"{part} has {size:,} examples, the official data {self.official_sizes[part]:,}: {self.location()}"
+            for part, size in self.sizes.items()
+            if part in self.official_sizes and size != self.official_sizes[part]
+        ]
+
     def _holdout_fraction(self) -> float:
         return self.config.holdout_fraction
 
     def _select(self, split: Split) -> Examples:
         source = self.validation_source()
         if split == "test" or source == "file":
-            return self._read(split)
+            return self._read_part(split)
         if source == "test":
-            return self._read("test" if split == "validation" else "train")
-        examples = self._read("train")
+            return self._read_part("test" if split == "validation" else "train")
+        examples = self._read_part("train")
         held_out = max(1, round(self._holdout_fraction() * len(examples)))
         if held_out >= len(examples):
             raise DataError(
@@ -110,6 +130,11 @@ class Task(ABC):
             )
         order = np.random.default_rng((self.config.seed, _HOLDOUT_STREAM)).permutation(len(examples))
         return examples.take(np.sort(order[-held_out:] if split == "validation" else order[:-held_out]))
+
+    def _read_part(self, part: Split) -> Examples:
+        examples = self._read(part)
+        self.sizes[part] = len(examples)
+        return examples
 
 
 TASKS: Registry[type[Task]] = Registry("task")

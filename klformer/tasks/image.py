@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -163,6 +164,7 @@ class Image(Task):
     num_classes: ClassVar[int] = _NUM_CLASSES
     vocab_size: ClassVar[int | None] = 256
     default_max_len: ClassVar[int] = _PIXELS
+    official_sizes = MappingProxyType({"train": 50_000, "test": 10_000})
 
     def location(self) -> str:
         return self._source().describe()

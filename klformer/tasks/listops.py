@@ -8,6 +8,7 @@ dropped.
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -47,6 +48,7 @@ class ListOps(Task):
     default_max_len: ClassVar[int] = 2_000
     default_num_examples: ClassVar[int] = 96_000
     evaluation_size: ClassVar[int] = 2_000
+    official_sizes = MappingProxyType({"train": 96_000, "validation": 2_000, "test": 2_000})
 
     def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
         super().__init__(config, quiet=quiet)
@@ -69,6 +71,9 @@ class ListOps(Task):
 
     def validation_source(self) -> Literal["file", "train", "test"]:
         return "file"
+
+    def is_official(self) -> bool:
+        return self._found() is not None
 
     def prepare(self) -> None:
         if self._found() or self._generated.is_complete:

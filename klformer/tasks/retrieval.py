@@ -5,6 +5,7 @@ without quoting.
 """
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ class Retrieval(Task):
     vocab_size: ClassVar[int | None] = 257
     is_pair: ClassVar[bool] = True
     default_max_len: ClassVar[int] = 4_000
+    official_sizes = MappingProxyType({"train": 147_086, "validation": 18_090, "test": 17_437})
 
     def location(self) -> str:
         folder = self._found()

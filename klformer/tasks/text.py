@@ -4,6 +4,7 @@
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -120,12 +121,16 @@ class Text(Task):
     num_classes: ClassVar[int] = 2
     vocab_size: ClassVar[int | None] = 257
     default_max_len: ClassVar[int] = 4_000
+    official_sizes = MappingProxyType({"train": 25_000, "test": 25_000})
 
     def location(self) -> str:
         return self._source().describe()
 
     def validation_source(self) -> Literal["file", "train", "test"]:
         return "file" if self._source().has_validation else super().validation_source()
+
+    def is_official(self) -> bool:
+        return not isinstance(self._source(), ReviewTables)
 
     def _source(self) -> TextSource:
         for folder in (self.root / "aclImdb", self.root):

@@ -181,3 +181,14 @@ def test_manifest(tmp_path):
         "basic_val.tsv": 12,
         "basic_test.tsv": 12,
     }
+
+
+def test_files_that_are_read_have_an_official_size_and_generated_ones_their_own(tmp_path):
+    generate = generated(tmp_path / "here")
+    generate.load("test")
+    assert generate.unusual_sizes() == []
+    folder = tmp_path / "archive"
+    write(folder / "basic_test.tsv", HEADER + ROW)
+    read = ListOps(DataConfig(root=folder))
+    read.load("test")
+    assert read.unusual_sizes() == [f"test has 1 examples, the official data 2,000: {folder} (read)"]

@@ -79,3 +79,11 @@ def test_nothing_found(tmp_path):
     assert "nothing found" in task(tmp_path).location()
     with pytest.raises(DataError, match=r"no new_aan_pairs\.test\.tsv in any of lra_release/lra_release/tsv_data, "):
         task(tmp_path).load("test")
+
+
+def test_a_file_of_another_size_than_the_official_one_is_noted(tmp_path):
+    fill(tmp_path)
+    pairs = task(tmp_path)
+    assert pairs.unusual_sizes() == []
+    pairs.load("test")
+    assert pairs.unusual_sizes() == [f"test has 3 examples, the official data 17,437: {tmp_path}"]

@@ -189,3 +189,15 @@ def test_without_a_hub_the_error_says_what_was_looked_for(tmp_path, monkeypatch)
     with pytest.raises(DataError, match=r"aclImdb.*\{csv,tsv,parquet\}.*hub.*ConnectionError: no network$") as caught:
         task(tmp_path).load("train")
     assert str(tmp_path) in str(caught.value)
+
+
+def test_only_the_official_tree_has_an_official_size(tree):
+    reviews = task(tree)
+    reviews.load("test")
+    (sentence,) = reviews.unusual_sizes()
+    assert sentence.startswith(f"test has {reviews.sizes['test']} examples, the official data 25,000")
+    (tree / "tables").mkdir()
+    write_table(tree / "tables" / "test.csv", [("1", "fine", "1")])
+    own = task(tree / "tables")
+    own.load("test")
+    assert own.unusual_sizes() == []
