@@ -23,7 +23,7 @@ from klformer.bench.measure import (
     median_times,
 )
 from klformer.checks import check_choice
-from klformer.plotting import MARKERS, line_style, save
+from klformer.plotting import plot_against_length, save
 
 
 @dataclass(frozen=True)
@@ -180,25 +180,16 @@ def _faster_from(lengths: Sequence[int], seconds: Sequence[float], softmax: Sequ
 def draw(report: dict[str, Any], *targets: Path) -> None:
     """Time and memory against the length, both on logarithmic axes."""
     results = report["results"]
-    names = list(dict.fromkeys(row["name"] for row in results))
     quantities = [("seconds", 1e3, "ms"), ("memory", 1 / MEBIBYTE, "MiB above the operands")]
     quantities = [entry for entry in quantities if any(row[entry[0]] for row in results)]
     figure, all_axes = plt.subplots(1, len(quantities), figsize=(5.2 * len(quantities) + 1.8, 5), layout="constrained")
     for axes, (quantity, scale, unit) in zip([all_axes] if len(quantities) == 1 else all_axes, quantities, strict=True):
-        for number, name in enumerate(names):
-            points = [
-                (row["length"], row[quantity] * scale) for row in results if row["name"] == name and row[quantity]
-            ]
-            marker = MARKERS[number % len(MARKERS)]
-            axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **line_style(number))
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(sorted({row["length"] for row in results}))
-        axes.xaxis.set_major_formatter(lambda length, _: f"{length:,.0f}")
-        axes.tick_params(axis="x", labelrotation=30)
-        axes.set_xlabel("tokens L")
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in results:
+            if row[quantity]:
+                lines.setdefault(row["name"], []).append((row["length"], row[quantity] * scale))
+        plot_against_length(axes, lines)
         axes.set_ylabel(("time, " if quantity == "seconds" else "memory, ") + unit)
-        axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
     sizes = report["sizes"]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.bench.measure import MEBIBYTE, growth
-from klformer.plotting import COLOURS, MARKERS, line_style, save
+from klformer.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.tasks import TASKS
 
 SPEED_NOTE = "median (lowest to highest) over processes; MiB: peak above model, optimiser and inputs"
@@ -66,18 +66,11 @@ def draw_length(report: dict[str, Any], *targets: Path) -> None:
     """Peak memory against the length, both on logarithmic axes."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     rows = [row for row in report["length"] if row["memory"] is not None]
-    for number, name in enumerate(dict.fromkeys(row["attention"] for row in rows)):
-        points = [(row["length"], row["memory"]["median"] / MEBIBYTE) for row in rows if row["attention"] == name]
-        marker = MARKERS[number % len(MARKERS)]
-        axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **line_style(number))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sorted({row["length"] for row in rows}))
-    axes.xaxis.set_major_formatter(lambda length, _: f"{length:,.0f}")
-    axes.tick_params(axis="x", labelrotation=30)
-    axes.set_xlabel("tokens L")
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        lines.setdefault(row["attention"], []).append((row["length"], row["memory"]["median"] / MEBIBYTE))
+    plot_against_length(axes, lines)
     axes.set_ylabel("peak memory of a step, MiB above model and optimiser")
-    axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     date = report["environment"]["date"]
     figure.suptitle(f"Memory against length: the paper's Text model, one sequence, {date}", fontsize=10)
