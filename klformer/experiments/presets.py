@@ -128,7 +128,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
     },
     "text": {
         # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it.
-        "data": {"max_len": 512, "validation_limit": 1_000, "test_limit": 2_000},
+        "data": {"max_len": 1024, "validation_limit": 1_000, "test_limit": 2_000},
         "model": {
             "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
             "dropout": 0.0, "positions": "learned",
