@@ -1,124 +1,38 @@
 """The report: the paper's figures, what is read and refused, and the page in a real browser."""
 
 import base64
-import contextlib
-import fcntl
 import json
-import os
 import re
-import select
 import shutil
-import subprocess
-import sys
 import tempfile
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 import tyro
+from report_support import (
+    ATTACK,
+    Browser,
+    Elements,
+    edit,
+    hostile_benchmarks,
+    make_run,
+    needs_browser,
+    page_of,
+    text_of,
+    write_analyses,
+    write_benchmark,
+    write_models,
+    write_peers,
+)
 
 from klformer.attention import attention_names
-from klformer.experiments.analyze.output import write_results
-from klformer.experiments.config import AttentionConfig
-from klformer.experiments.presets import LAPTOP, preset
+from klformer.experiments.presets import LAPTOP
 from klformer.experiments.report import command
 from klformer.experiments.report.collect import collect
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_COLUMNS, LRA, RANDOM
 from klformer.experiments.report.settings import make_settings
-from klformer.experiments.report.tables import benchmark_table, glue_task, lra_table
-
-ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
-
-
-def make_run(
-    folder, attention="gmm-rks", *, task="text", preset_name="laptop", seed=0, accuracy=0.625, finished=True, **changes
-):
-    """A run's folder as `klformer train` leaves it; `changes` go into the configuration, like training={...}."""
-    known = task if task in ("listops", "text", "retrieval", "image", "sparsity") else "text"
-    config = preset(preset_name, known, AttentionConfig.parse(attention)).model_dump(mode="json")
-    config |= {"task": task, "seed": seed}
-    for section, values in changes.items():
-        config[section] = config[section] | values
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    lines = [{"kind": "train", "step": 10 * n, "loss": 1.0, "tokens_per_second": 1000.0 + seed} for n in (1, 2, 3)]
-    lines += [{"kind": "validation", "step": 10 * n, "loss": 1.0, "accuracy": 0.2 * n} for n in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    score = {"num_examples": 50, "loss": 0.5, "accuracy": accuracy, "accuracy_std": 0.01, "voting_accuracy": 0.75}
-    score |= {"draws": 10, "accuracies": [accuracy] * 10}
-    result = {
-        "name": folder.name, "task": task, "attention": attention, "preset": preset_name, "seed": seed,
-        "protocol": "validation on 10% of the training set (protocol holdout); test set untouched",
-        "parameters": 1234, "steps": 30, "best_step": 20, "first_reached": {}, "train_seconds": 90.0,
-        "train_tokens": 1000, "tokens_per_second": 11.0, "peak_memory_bytes": 300 * 2**20,
-        "environment": {"torch": "9.9.9", "device": "cpu"}, "validation": score, "test": score,
-    }  # fmt: skip
-    if finished:
-        (folder / "result.json").write_text(json.dumps(result))
-    return folder
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def write_analyses(folder, attention="gmm-rks", caption="Ten draws."):
-    run = {"run": "text-run", "attention": attention}
-    measures = {"rsd": 0.123, "pi": 4.5, "agv": 1.02, "voting_accuracy": 0.66, "accuracy": 0.65}
-    write_results(folder, "variance", caption=caption, rows=[run | {"task": "text"} | measures], settings={})
-    values = {"minimum": 1e-6, "maximum": 0.777, "mean": 0.05}
-    heads = [
-        run | {"layer": layer, "head": head} | values | {f"initial_{key}": value / 2 for key, value in values.items()}
-        for layer in (1, 2)
-        for head in (1, 2)
-    ]
-    write_results(folder, "eigenvalues", caption=caption, rows=heads, settings={})
-
-
-def write_benchmark(path, machine="a machine"):
-    rows = [
-        {"name": name, "length": length, "seconds": length / 1e6, "memory": length * 1000}
-        for name in ("softmax", "gmm-rks")
-        for length in (64, 128, 256)
-    ]
-    sizes = {"length": 0, "batch": 1, "heads": 2, "head_dim": 8, "num_frequencies": 128}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": {"date": "2026", "machine": machine}, "sizes": sizes, "results": rows}))
-
-
-def page_of(tmp_path, *folders, **options):
-    target = tmp_path / "out" / "report.html"
-    command.run(Report(runs=folders, out=target, **options))
-    return target.read_text()
-
-
-def text_of(page):
-    """What a reader sees, without tags."""
-    page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
-
-
-class Elements(HTMLParser):
-    """All elements with their attributes, and the balance of the tags."""
-
-    VOID = frozenset({"meta", "br", "img", "link", "input"})
-
-    def __init__(self, page):
-        super().__init__()
-        self.found, self.open = [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+from klformer.experiments.report.tables import glue_task, lra_table
 
 
 def test_averages_of_the_lra_table_and_their_misprint():
@@ -165,8 +79,8 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     text = text_of(page)
     assert "62.50 A" in text
     assert "63.95" in text  # the paper's
-    steps = LAPTOP["text"]["training"]["max_steps"]
-    assert f"{steps:,} steps of 32 sequences of at most 512 tokens" in text
+    steps, tokens = LAPTOP["text"]["training"]["max_steps"], LAPTOP["text"]["data"]["max_len"]
+    assert f"{steps:,} steps of 32 sequences of at most {tokens:,} tokens" in text
     assert "20,000 steps of 32 sequences of at most 4,000 tokens" in text
     assert "47.08 printed 52.56" in text
     assert "torch 9.9.9" in text
@@ -199,6 +113,7 @@ def test_figures_are_files_as_well(tmp_path):
         make_run(tmp_path / "runs" / f"{task}-softmax", "softmax", task=task, accuracy=0.4)
     write_analyses(tmp_path / "runs" / "analysis")
     write_benchmark(tmp_path / "runs" / "bench" / "attention.json")
+    write_models(tmp_path / "runs" / "bench")
     page_of(tmp_path, tmp_path / "runs")
     files = {path.name for path in (tmp_path / "out" / "report-figures").iterdir()}
     assert files == {
@@ -207,6 +122,8 @@ def test_figures_are_files_as_well(tmp_path):
         "memory-by-task.svg",
         "memory-against-length.svg",
         "seconds-against-length.svg",
+        "model-memory-against-length.svg",
+        *(f"model-speed-{task}.svg" for task in ("listops", "text", "retrieval", "image")),
         "variance-text.svg",
     }
     for name in files:
@@ -218,7 +135,7 @@ def test_analyses_are_found_beside_the_runs_or_where_one_says(tmp_path):
     write_analyses(tmp_path / "elsewhere")
     write_benchmark(tmp_path / "bench" / "attention.json", machine="a certain machine")
     nothing = text_of(page_of(tmp_path, tmp_path / "runs"))
-    for what in ("variance of predictions over draws", "eigenvalues of these runs", "memory against length"):
+    for what in ("variance of predictions over draws", "eigenvalues of these runs", "memory and time of one attention"):
         assert re.search(f"Missing: (the )?{what}", nothing)
     given = text_of(page_of(tmp_path, tmp_path / "runs", analysis=tmp_path / "elsewhere", bench=tmp_path / "bench"))
     shutil.move(tmp_path / "elsewhere", tmp_path / "runs" / "analysis")
@@ -230,19 +147,7 @@ def test_analyses_are_found_beside_the_runs_or_where_one_says(tmp_path):
         assert "Ten draws." in text
         assert "a certain machine" in text
         assert "Missing: the variance" not in text
-        assert "Missing: memory against length" not in text
-
-
-def test_a_benchmark_is_shown_in_numbers(tmp_path):
-    write_benchmark(tmp_path / "attention.json")
-    rows = json.loads((tmp_path / "attention.json").read_text())["results"]
-    rows[0] |= {"memory": None}
-    rows[1] |= {"memory": 5 * 2**20, "seconds": 0.012}
-    edit(tmp_path / "attention.json", results=rows[:-1])
-    (benchmark,) = collect([tmp_path]).benchmarks
-    softmax, gmm = benchmark_table(benchmark, 0).rows
-    assert [cell.text for cell in softmax] == ["softmax", "\N{EN DASH}", "5.0", "0.2", "0.1", "12.0", "0.3"]
-    assert [cell.sort is None for cell in gmm] == [False, False, False, True, False, False, True]
+        assert "Missing: memory and time of one attention" not in text
 
 
 def test_what_is_missing_is_shown_as_missing(tmp_path):
@@ -346,8 +251,6 @@ def test_where_the_data_lay_is_not_published(tmp_path):
         ("variance.json", '{"caption": "x"}', r"variance\.json has no list of rows"),
         ("variance.json", '{"rows": [{"run": "x"}]}', r"variance\.json: a row of rows has no 'attention'"),
         ("eigenvalues.json", "nonsense", r"eigenvalues\.json is not JSON"),
-        ("attention.json", '{"results": 3}', r"attention\.json has no list of results"),
-        ("attention.json", '{"results": [{"name": "a", "length": "b"}]}', r"attention\.json is not a benchmark"),
     ],
 )
 def test_what_is_broken_is_named(tmp_path, file, content, message):
@@ -395,6 +298,7 @@ def hostile(tmp_path):
     content = json.loads((runs / "attention.json").read_text())
     content["results"][0]["name"] = ATTACK
     edit(runs / "attention.json", results=content["results"], sizes={"heads": ATTACK})
+    hostile_benchmarks(runs)
     return runs
 
 
@@ -417,80 +321,6 @@ def test_names_are_not_formulas(tmp_path):
         assert page.count(name) >= 3  # in the tables and in the figures
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-#: Chromium speaks its protocol over the file descriptors 3 and 4.
-LAUNCH = (
-    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
-)
-
-
-class Browser:
-    """A headless Chromium, driven through its DevTools pipe: messages are JSON with a zero byte at the end."""
-
-    def __init__(self, profile):
-        there, self._write = os.pipe()
-        self._read, back = os.pipe()
-        inherited = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (there, back)]
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, *map(str, inherited), CHROMIUM, *flags, "--remote-debugging-pipe"],
-            pass_fds=inherited,
-            stderr=subprocess.DEVNULL,
-        )
-        for end in (there, back, *inherited):
-            os.close(end)
-        self._received, self._count, self._session = b"", 0, {}
-        self.events = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method, **parameters):
-        self._count += 1
-        message = {"id": self._count, "method": method, "params": parameters, **self._session}
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        while (answer := self._next()).get("id") != self._count:
-            self.events.append(answer)
-        assert "error" not in answer, answer
-        return answer["result"]
-
-    def _next(self):
-        while b"\0" not in self._received:
-            ready, _, _ = select.select([self._read], [], [], 60)
-            assert ready, "chromium does not answer"
-            part = os.read(self._read, 1 << 20)
-            assert part, "chromium has gone"
-            self._received += part
-        message, self._received = self._received.split(b"\0", 1)
-        return json.loads(message)
-
-    def open(self, path):
-        self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self._next())
-
-    def run(self, script):
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def complaints(self):
-        """Messages on the console, errors of scripts, and what the page's policy refused."""
-        kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        return [event for event in self.events if event.get("method") in kinds]
-
-    def close(self):
-        os.close(self._write)
-        os.close(self._read)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
-        self._process.kill()
-        self._process.wait()
-
-
 @pytest.fixture(scope="module")
 def browser():
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -509,6 +339,8 @@ def report(tmp_path_factory):
     make_run(tmp_path / "runs" / "text-elu", "linear-elu", finished=False)
     write_analyses(tmp_path / "runs" / "analysis")
     write_benchmark(tmp_path / "runs" / "bench" / "attention.json")
+    write_models(tmp_path / "runs" / "bench", fails=[("image", "gmm-rks")])
+    write_peers(tmp_path / "runs" / "bench")
     page_of(tmp_path, tmp_path / "runs")
     return tmp_path / "out" / "report.html"
 
@@ -516,7 +348,7 @@ def report(tmp_path_factory):
 COLUMN = (
     "[...document.querySelector('#table-{}').tBodies[0].rows].map(row => row.cells[{}].firstChild.textContent.trim())"
 )
-CLICK = "document.querySelector('#table-{}').tHead.rows[1].cells[{}].querySelector('button').click()"
+CLICK = "[...document.querySelector('#table-{}').tHead.rows].at(-1).cells[{}].querySelector('button').click()"
 
 
 @needs_browser
@@ -533,6 +365,13 @@ def test_tables_sort_when_clicked(browser, report):
     assert browser.run(accuracies) == ["50.00", "53.00", "56.00", "59.00", "unfinished"]  # missing stays last
     browser.run(CLICK.format("lra", 2))
     assert browser.run(COLUMN.format("lra", 2))[:3] == ["37.42", "37.08", "37.05"]
+    for table, column, order in (
+        ("speed-0-3", 1, ["2.00", "0.500", "not run: exit code -9: no message"]),
+        ("model-length-0", 4, ["4,098", "not run", "not run"]),
+        ("peers-0", 4, ["2.50", "0.50", "0.50", "0.50", "0.50"]),
+    ):
+        browser.run(CLICK.format(table, column))
+        assert browser.run(COLUMN.format(table, column)) == order
     assert browser.complaints() == []
 
 
@@ -544,10 +383,12 @@ def test_the_page_fits_and_can_be_read(browser, report, width, scheme):
     browser.call("Emulation.setEmulatedMedia", media="", features=[feature])
     browser.open(report)
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.run("document.querySelectorAll('figure svg').length") == 11
+    assert browser.run("document.querySelectorAll('figure svg').length") == 16
     assert browser.run(
         "[...document.querySelectorAll('figure svg')].every(svg => svg.getBoundingClientRect().height > 100)"
     )
+    # Names of rows stay inside of their cells.
+    assert browser.run("[...document.querySelectorAll('tbody th')].every(cell => cell.scrollWidth <= cell.clientWidth)")
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(19, 23, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
     # The ink of the figures is that of the page, and so is the ground.

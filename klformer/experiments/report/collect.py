@@ -5,7 +5,6 @@ name.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,15 @@ from typing import Any
 
 from klformer.attention import attention_names
 from klformer.experiments.presets import PRESETS, frequencies
+from klformer.experiments.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
+from klformer.experiments.report.reading import finite, read_object, rows_of
 from klformer.experiments.run import CONFIG, RESULT, flatten
 from klformer.tasks import task_names
 from klformer.training.log import read_lines
 
-VARIANCE, EIGENVALUES, BENCHMARK = "variance.json", "eigenvalues.json", "attention.json"
+VARIANCE, EIGENVALUES = "variance.json", "eigenvalues.json"
+#: Files of benchmarks, with the commands that write them.
+BENCHMARKS = {f"{name}.json": f"klformer bench {name} --out FOLDER" for name in ("attention", "model", "peers")}
 METRICS = "metrics.jsonl"
 #: Folders of a run that hold nothing for a report.
 PASSED_OVER = {"checkpoints", "tensorboard", "variance-scores"}
@@ -81,23 +84,15 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """Time and memory of attentions against the length, as `klformer bench attention` wrote them."""
-
-    date: str
-    machine: str
-    sizes: Mapping[str, Any]
-    rows: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
 class Collection:
     """Everything that was found."""
 
     runs: tuple[Run, ...] = ()
     variance: tuple[Analysis, ...] = ()
     eigenvalues: tuple[Analysis, ...] = ()
-    benchmarks: tuple[Benchmark, ...] = ()
+    attention_benchmarks: tuple[AttentionBenchmark, ...] = ()
+    model_benchmarks: tuple[ModelBenchmark, ...] = ()
+    peer_benchmarks: tuple[PeerBenchmark, ...] = ()
 
 
 @dataclass
@@ -120,7 +115,7 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
     Args:
         folders: Runs, or folders of runs.
         analysis: A folder with variance.json or eigenvalues.json.
-        bench: An attention.json, or the folder of one.
+        bench: A file that `klformer bench` wrote, or a folder with attention.json, model.json or peers.json.
 
     Raises:
         ValueError: a folder is not there or holds nothing of the kind, or a file can't be read.
@@ -130,7 +125,8 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; give runs, or folders of runs")
         if _look_through(folder, found) == 0:
-            raise ValueError(f"{folder} holds no run (no {CONFIG}), no {VARIANCE}, {EIGENVALUES} or {BENCHMARK}")
+            others = ", ".join((VARIANCE, EIGENVALUES, *BENCHMARKS))
+            raise ValueError(f"{folder} holds no run (no {CONFIG}), and none of {others}")
     if analysis is not None:
         there = [analysis / name for name in (VARIANCE, EIGENVALUES) if (analysis / name).is_file()]
         if not there:
@@ -138,18 +134,28 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
         for path in there:
             found.add_file(path)
     if bench is not None:
-        path = bench / BENCHMARK if bench.is_dir() else bench
-        if not path.is_file():
-            raise ValueError(f"there is no benchmark {path}; `klformer bench attention --out FOLDER` writes one")
-        found.add_file(path)
+        for path in _benchmark_files(bench):
+            found.add_file(path)
     files = sorted(found.files.values())
-    benchmarks = [path for path in files if path.name not in (VARIANCE, EIGENVALUES)]
+    benchmarks = [read_benchmark(path) for path in files if path.name not in (VARIANCE, EIGENVALUES)]
     return Collection(
         runs=tuple(read_run(path) for path in sorted(found.runs.values())),
         variance=tuple(read_analysis(path) for path in files if path.name == VARIANCE),
         eigenvalues=tuple(read_analysis(path) for path in files if path.name == EIGENVALUES),
-        benchmarks=tuple(read_benchmark(path) for path in benchmarks),
+        attention_benchmarks=tuple(one for one in benchmarks if isinstance(one, AttentionBenchmark)),
+        model_benchmarks=tuple(one for one in benchmarks if isinstance(one, ModelBenchmark)),
+        peer_benchmarks=tuple(one for one in benchmarks if isinstance(one, PeerBenchmark)),
     )
+
+
+def _benchmark_files(bench: Path) -> list[Path]:
+    """A file as it is, or those of a folder that have a benchmark's name."""
+    there = [path for path in ([bench / name for name in BENCHMARKS] if bench.is_dir() else [bench]) if path.is_file()]
+    if not there:
+        names, commands = ", ".join(BENCHMARKS), ", ".join(f"`{command}`" for command in BENCHMARKS.values())
+        where = f"no benchmark in {bench} ({names})" if bench.is_dir() else f"no benchmark {bench}"
+        raise ValueError(f"there is {where}; {commands} write them")
+    return there
 
 
 def _look_through(top: Path, found: _Found) -> int:
@@ -164,7 +170,7 @@ def _look_through(top: Path, found: _Found) -> int:
         if CONFIG in files:
             found.add_run(here)
             count += 1
-        for name in {VARIANCE, EIGENVALUES, BENCHMARK}.intersection(files):
+        for name in {VARIANCE, EIGENVALUES, *BENCHMARKS}.intersection(files):
             found.add_file(here / name)
             count += 1
     return count
@@ -177,7 +183,7 @@ def read_run(folder: Path) -> Run:
         ValueError: a file can't be read, or something that a report needs is not in it.
     """
     path = folder / CONFIG
-    config = _read_object(path)
+    config = read_object(path)
     task, preset, seed = _need(config, "task", str, path), _need(config, "preset", str, path), config.get("seed", 0)
     attention = _need(config, "attention", dict, path)
     name = _need(attention, "name", str, path)
@@ -208,60 +214,14 @@ def read_analysis(path: Path) -> Analysis:
     Raises:
         ValueError: the file can't be read or has no rows.
     """
-    content = _read_object(path)
-    return Analysis(caption=str(content.get("caption", "")), rows=_rows(content, "rows", ("run", "attention"), path))
-
-
-def read_benchmark(path: Path) -> Benchmark:
-    """Read what `klformer bench attention` wrote.
-
-    Raises:
-        ValueError: the file can't be read or has no results.
-    """
-    content = _read_object(path)
-    environment, sizes = content.get("environment", {}), content.get("sizes", {})
-    if not isinstance(environment, dict) or not isinstance(sizes, dict):
-        raise ValueError(f"{path} is not a benchmark: environment and sizes must be objects")
-    rows = _rows(content, "results", ("name", "length"), path)
-    if bad := [row for row in rows if finite(row["length"]) is None]:
-        raise ValueError(f"{path} is not a benchmark: length must be a number, got {bad[0]['length']!r}")
-    machine, date = str(environment.get("machine", "")), str(environment.get("date", ""))
-    return Benchmark(date=date, machine=machine, sizes=sizes, rows=rows)
-
-
-def finite(value: object) -> float | None:
-    """A finite number as it is, anything else as None, which pages show as missing."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"can't read {path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold an object, not a {type(content).__name__}")
-    return content
+    content = read_object(path)
+    return Analysis(caption=str(content.get("caption", "")), rows=rows_of(content, "rows", ("run", "attention"), path))
 
 
 def _need(content: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
     if not isinstance(content.get(key), kind):
         raise ValueError(f"{path} is not a run's configuration: {key!r} is missing or not a {kind.__name__}")
     return content[key]
-
-
-def _rows(content: Mapping[str, Any], key: str, needed: Sequence[str], path: Path) -> tuple[Mapping[str, Any], ...]:
-    rows = content.get(key)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} has no list of {key}")
-    for row in rows:
-        if missing := [name for name in needed if name not in row]:
-            raise ValueError(f"{path}: a row of {key} has no {missing[0]!r}: {row}")
-    return tuple(rows)
 
 
 def _read_record(path: Path) -> list[dict[str, Any]]:
@@ -284,7 +244,7 @@ def _median_speed(lines: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _read_result(path: Path) -> Result:
-    content = _read_object(path)
+    content = read_object(path)
     environment = content.get("environment", {})
     if not isinstance(environment, dict):
         raise ValueError(f"{path} is damaged: environment is not an object")

@@ -16,7 +16,7 @@ class Report:
     The page needs no network and no other file. Results that are not there are shown as missing. Examples:
 
       klformer report runs
-      klformer report runs/text-* --analysis analysis --bench bench/attention.json --out text.html
+      klformer report runs/text-* --analysis analysis --bench bench --out text.html
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -28,7 +28,7 @@ class Report:
     analysis: Path | None = None
     """Folder with variance.json or eigenvalues.json, as `klformer analyze` writes them."""
     bench: Path | None = None
-    """attention.json, as `klformer bench attention --out` writes it, or its folder."""
+    """Folder with attention.json, model.json or peers.json, as `klformer bench` writes them, or one of these files."""
 
 
 def run(options: Report) -> None:

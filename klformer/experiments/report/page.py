@@ -16,7 +16,9 @@ from markupsafe import Markup
 import klformer
 from klformer.experiments.report import paper_numbers
 from klformer.experiments.report.collect import Collection
-from klformer.experiments.report.figures import Artist, Bubble, Drawing
+from klformer.experiments.report.drawing import Artist, Drawing
+from klformer.experiments.report.efficiency import make_efficiency
+from klformer.experiments.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
 from klformer.experiments.report.paper_numbers import LRA, LRA_TASKS
 from klformer.experiments.report.settings import (
     Group,
@@ -28,7 +30,6 @@ from klformer.experiments.report.settings import (
 )
 from klformer.experiments.report.tables import (
     Table,
-    benchmark_table,
     eigenvalue_head_tables,
     eigenvalue_table,
     glue_table,
@@ -100,14 +101,10 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
     settings = make_settings(collection.runs)
     artist = Artist(folder, _attentions(collection))
     views = [SettingView(setting, setting_table(setting), _drawings(artist, setting)) for setting in settings]
-    average = artist.bubbles("bubbles-average", "Average over ListOps, Text and Retrieval", *_average_bubbles(settings))
-    memory = artist.memory_by_task(settings)
-    lengths = [
-        drawing
-        for number, benchmark in enumerate(collection.benchmarks, start=1)
-        for quantity in ("memory", "seconds")
-        if (drawing := artist.against_length(benchmark, number, quantity)) is not None
-    ]
+    title_of_average = "Average over ListOps, Text and Retrieval"
+    average = draw_bubbles(artist, "bubbles-average", title_of_average, *_average_bubbles(settings))
+    memory = draw_memory_by_task(artist, settings)
+    efficiency = make_efficiency(collection, artist)
     variance = _variance_drawings(artist, collection)
     source = resources.files("klformer.experiments.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(
@@ -127,8 +124,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
         views=views,
         average=average,
         memory=memory,
-        lengths=lengths,
-        length_tables=[benchmark_table(benchmark, number) for number, benchmark in enumerate(collection.benchmarks)],
+        efficiency=efficiency,
         variance=variance,
         variance_table=variance_table([row for analysis in collection.variance for row in analysis.rows]),
         eigenvalues=eigenvalue_table(collection.eigenvalues, collection.runs),
@@ -141,7 +137,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
     )
     drawings = [drawing for view in views for drawing in view.drawings]
     drawings += [drawing for drawing in (average, memory) if drawing is not None]
-    return page, [*drawings, *lengths, *variance]
+    return page, [*drawings, *efficiency.drawings(), *variance]
 
 
 def glance(setting: Setting) -> Glance:
@@ -183,14 +179,19 @@ def _attentions(collection: Collection) -> list[str]:
     """All attentions of the page; those of runs come first and get the colours that are easiest to tell apart."""
     trained = {run.attention for run in collection.runs}
     others = {str(row["attention"]) for analysis in collection.variance for row in analysis.rows}
-    others |= {str(row["name"]) for benchmark in collection.benchmarks for row in benchmark.rows}
+    others |= {str(row["name"]) for benchmark in collection.attention_benchmarks for row in benchmark.rows}
+    for models in collection.model_benchmarks:
+        others |= {row.attention for row in (*models.speed, *models.length)}
     return [*sorted(trained, key=attention_order), *sorted(others - trained, key=attention_order)]
 
 
 def _drawings(artist: Artist, setting: Setting) -> tuple[Drawing, ...]:
     bubbles, reference = _bubbles(setting)
     title = "Accuracy, memory and speed"
-    found = (artist.curves(setting), artist.bubbles(f"bubbles-{setting.letter}", title, bubbles, reference))
+    found = (
+        draw_curves(artist, setting),
+        draw_bubbles(artist, f"bubbles-{setting.letter}", title, bubbles, reference),
+    )
     return tuple(drawing for drawing in found if drawing is not None)
 
 
@@ -245,7 +246,7 @@ def _variance_drawings(artist: Artist, collection: Collection) -> list[Drawing]:
     drawings = []
     for task in dict.fromkeys(str(row.get("task", "")) for row in rows):
         of_task = [row for row in rows if str(row.get("task", "")) == task]
-        drawing = artist.variance(task or "runs", f"Variance: {task_title(task) or 'runs'}", of_task, caption)
+        drawing = draw_variance(artist, task or "runs", f"Variance: {task_title(task) or 'runs'}", of_task, caption)
         if drawing is not None:
             drawings.append(drawing)
     return drawings

@@ -8,8 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from klformer.experiments.presets import PAPER
-from klformer.experiments.report.collect import Run, finite
+from klformer.experiments.report.collect import Run
 from klformer.experiments.report.paper_numbers import LRA, RANDOM
+from klformer.experiments.report.reading import finite
 
 #: Sections of the configuration that must agree, and fields in them that change no result.
 COMPARED = ("data.", "model.", "optimiser.", "schedule.", "training.")
@@ -125,12 +126,18 @@ def task_title(task: str) -> str:
     return f"{TASK_TITLES.get(name, name)} {detail}".strip()
 
 
+def task_order(task: str) -> int:
+    """The place of a task on the page."""
+    name = task.split(" ")[0]
+    return TASK_ORDER.index(name) if name in TASK_ORDER else len(TASK_ORDER)
+
+
 def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     """Sort the runs into settings, with a letter each, in the order of the page."""
     by_key: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((run.task, run.preset, json.dumps(_essence(run), sort_keys=True)), []).append(run)
-    keys = sorted(by_key, key=lambda key: (_order(key[0]), key[0], key[1], -len(by_key[key]), key[2]))
+    keys = sorted(by_key, key=lambda key: (task_order(key[0]), key[0], key[1], -len(by_key[key]), key[2]))
     settings = []
     for number, key in enumerate(keys):
         same_task = [other for other in keys if other[0] == key[0]]
@@ -204,11 +211,6 @@ def _difference(own: Mapping[str, Any], all_of_task: Sequence[Mapping[str, Any]]
         for key in keys
         if len({json.dumps(essence.get(key)) for essence in all_of_task}) > 1
     )
-
-
-def _order(task: str) -> int:
-    name = task.split(" ")[0]
-    return TASK_ORDER.index(name) if name in TASK_ORDER else len(TASK_ORDER)
 
 
 def _letter(number: int) -> str:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
+from klformer.bench.measure import MEBIBYTE
 from klformer.experiments.report import paper_numbers
-from klformer.experiments.report.collect import Analysis, Benchmark, Run, finite
+from klformer.experiments.report.collect import Analysis, Run
 from klformer.experiments.report.paper_numbers import EIGENVALUES, GLUE, GLUE_COLUMNS, LRA, LRA_TASKS, RANDOM, LraRow
+from klformer.experiments.report.reading import finite
 from klformer.experiments.report.settings import Group, Setting, attention_order, task_title
 
-MEBIBYTE = 2**20
 #: Whose figure it is: printed in the paper, or from the runs of this report.
 Source = Literal["", "paper", "here"]
 #: What runs may call the metrics of the GLUE table.
@@ -46,6 +47,8 @@ class Cell:
     code: bool = False
     #: Whose figure it is, where the column does not say so.
     source: Source = ""
+    #: The text is long and may go over several lines.
+    wrap: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    #: Small print below it.
+    notes: tuple[str, ...] = ()
+    #: The small print of a cell stands below its text, which makes room for more columns.
+    stacked: bool = False
 
     def head(self) -> list[tuple[str, int]]:
         """Headings over several columns, with their width; empty if there are none."""
@@ -315,25 +322,6 @@ def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
         )
         tables.append(Table(f"paper-heads-{position}", f"The paper: {paper.table}", paper_columns, paper_rows))
     return tables
-
-
-def benchmark_table(benchmark: Benchmark, position: int) -> Table:
-    """Memory and time of every attention at every length."""
-    lengths = sorted({row["length"] for row in benchmark.rows})
-    by_place = {(str(row["name"]), row["length"]): row for row in benchmark.rows}
-    quantities = (("memory", "memory above the operands, MiB", 1 / MEBIBYTE), ("seconds", "time, ms", 1e3))
-    columns = [Column("attention", numeric=False)]
-    columns += [Column(f"{length:,}", "here", title) for _, title, _ in quantities for length in lengths]
-    rows = []
-    for name in sorted({str(row["name"]) for row in benchmark.rows}, key=attention_order):
-        cells = [words(name, code=True)]
-        for quantity, _, scale in quantities:
-            for length in lengths:
-                value = finite(by_place.get((name, length), {}).get(quantity))
-                cells.append(number(None if value is None else value * scale, "{:,.1f}"))
-        rows.append(tuple(cells))
-    title = "Forward and backward of one attention, by length in tokens"
-    return Table(f"bench-{position}", title, tuple(columns), tuple(rows))
 
 
 def glue_table(settings: Sequence[Setting]) -> Table:

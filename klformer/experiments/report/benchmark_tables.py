@@ -1,0 +1,183 @@
+"""The tables of benchmarks: whole models, single attentions, and klformer beside its peers."""
+
+from collections.abc import Callable, Sequence
+
+from klformer.bench.contenders import TOLERANCE
+from klformer.bench.measure import MEBIBYTE, log_log_slope
+from klformer.experiments.report.benchmarks import (
+    AttentionBenchmark,
+    Comparison,
+    ModelBenchmark,
+    ModelRow,
+    PeerBenchmark,
+    Spread,
+)
+from klformer.experiments.report.reading import finite
+from klformer.experiments.report.settings import attention_order, task_title
+from klformer.experiments.report.tables import MISSING, Cell, Column, Table, number, words
+from klformer.tasks import TASKS
+
+SPEED_HINT = "of forward, backward and AdamW on random inputs of full length, without reading data"
+RELATIVE_HINT = "seconds of softmax / seconds of this, of the same round; above 1 is faster"
+MEMORY_HINT = "peak of a step above model, optimiser and inputs"
+EPSILON_NOTE = "Its epsilon is a constant that performer-pytorch adds to each feature; klformer adds none."
+GROWTH_HINT = "power of the length that fits best: 1 is linear, 2 quadratic"
+
+
+def speed_table(name: str, rows: Sequence[ModelRow]) -> Table:
+    """Speed and memory of the whole model of one task, with each attention."""
+    columns = (
+        Column("attention", numeric=False),
+        Column("steps / s", "here", hint=SPEED_HINT),
+        Column("relative to softmax", "here", hint=RELATIVE_HINT),
+        Column("MiB", "here", hint=MEMORY_HINT),
+    )
+    cells = tuple(_speed_row(row) for row in sorted(rows, key=lambda row: attention_order(row.attention)))
+    title = f"{task_title(rows[0].task)}: training steps of the whole model"
+    return Table(name, title, columns, cells, notes=(_describe_step(rows[0]),))
+
+
+def _speed_row(row: ModelRow) -> tuple[Cell, ...]:
+    attention = words(row.attention, code=True)
+    if row.not_run:
+        return (attention, Cell(f"not run: {row.not_run}", wrap=True), MISSING, MISSING)
+    memory = _spread(row.memory, lambda size: f"{size:,.0f}", 1 / MEBIBYTE)
+    return (attention, _spread(row.speed, _three_digits), _spread(row.relative, "{:.2f}".format), memory)
+
+
+def _describe_step(row: ModelRow) -> str:
+    """Batch and length of a step here, and the paper's batch."""
+    what = "pairs of sequences" if row.task in TASKS and TASKS[row.task].is_pair else "sequences"
+    here, paper = (number(batch, "{:,.0f}").text for batch in (row.batch_size, row.paper_batch_size))
+    batch = f"{here} {what}, as in the paper," if here == paper else f"{here} {what} (in the paper {paper})"
+    return f"A step has {batch} of {row.length:,} tokens."
+
+
+def model_length_table(name: str, benchmark: ModelBenchmark) -> Table:
+    """Memory of the whole model with every attention at every length, and why some were not run."""
+    lengths = sorted({row.length for row in benchmark.length})
+    by_place = {(row.attention, row.length): row for row in benchmark.length}
+    reasons = list(dict.fromkeys(row.not_run for row in benchmark.length if row.not_run))
+    title = "peak memory of a training step, MiB, by length in tokens"
+    columns = [
+        Column("attention", numeric=False),
+        *(Column(f"{length:,}", "here", title) for length in lengths),
+        Column("grows as", "here", hint=GROWTH_HINT),
+    ]
+    rows = []
+    for attention in sorted({row.attention for row in benchmark.length}, key=attention_order):
+        mine = [by_place.get((attention, length)) for length in lengths]
+        cells = (_memory_at(row, reasons) for row in mine)
+        rows.append((words(attention, code=True), *cells, _growth([row for row in mine if row is not None])))
+    task = task_title(benchmark.length[0].task) if benchmark.length else ""
+    notes = tuple(f"Not run ({position}): {reason}." for position, reason in enumerate(reasons, start=1))
+    return Table(name, f"{task} model, one sequence", tuple(columns), tuple(rows), notes, stacked=True)
+
+
+def _memory_at(row: ModelRow | None, reasons: Sequence[str]) -> Cell:
+    if row is not None and row.not_run:
+        return Cell("not run", note=f"({reasons.index(row.not_run) + 1})")
+    return MISSING if row is None else _spread(row.memory, lambda size: f"{size:,.0f}", 1 / MEBIBYTE)
+
+
+def _growth(rows: Sequence[ModelRow]) -> Cell:
+    points = [(row.length, row.memory.median) for row in rows if row.memory is not None and row.memory.median > 0]
+    if len(points) < 2:
+        return MISSING
+    slope = log_log_slope(*zip(*points, strict=True))
+    return Cell(f"L^{slope:.2f}", slope)
+
+
+def attention_table(name: str, benchmark: AttentionBenchmark) -> Table:
+    """Memory and time of every attention at every length."""
+    lengths = sorted({row["length"] for row in benchmark.rows})
+    by_place = {(str(row["name"]), row["length"]): row for row in benchmark.rows}
+    quantities = (("memory", "memory above the operands, MiB", 1 / MEBIBYTE), ("seconds", "time, ms", 1e3))
+    columns = [Column("attention", numeric=False)]
+    columns += [Column(f"{length:,}", "here", title) for _, title, _ in quantities for length in lengths]
+    rows = []
+    for attention in sorted({str(row["name"]) for row in benchmark.rows}, key=attention_order):
+        cells = [words(attention, code=True)]
+        for quantity, _, scale in quantities:
+            for length in lengths:
+                value = finite(by_place.get((attention, length), {}).get(quantity))
+                cells.append(number(None if value is None else value * scale, "{:,.1f}"))
+        rows.append(tuple(cells))
+    return Table(name, "Forward and backward of one attention, by length in tokens", tuple(columns), tuple(rows))
+
+
+def comparison_table(name: str, benchmark: PeerBenchmark) -> Table:
+    """Time and memory of each peer relative to klformer's, and whether the results are the same."""
+    ratios = "the peer's / klformer's"
+    columns = (
+        Column("peer", numeric=False),
+        Column("klformer", numeric=False),
+        Column("tokens"),
+        Column("time", "here", ratios, hint="median of the ratios of all rounds; above 1 klformer is faster"),
+        Column("memory", "here", ratios, hint="peak above the operands; above 1 klformer takes less"),
+        Column("same results", numeric=False, hint="relative RMS difference, in single precision"),
+    )
+    rows = tuple(
+        (
+            words(row.peer),
+            words(row.ours, code=True),
+            number(row.length, "{:,}"),
+            _spread(row.time, "{:.2f}".format),
+            number(row.memory),
+            _same(row),
+        )
+        for row in benchmark.comparisons
+    )
+    with_epsilon = any(row.error_with_epsilon is not None for row in benchmark.comparisons)
+    notes = (EPSILON_NOTE,) if with_epsilon else ()
+    return Table(name, "Peers beside klformer: forward and backward", columns, rows, notes)
+
+
+def _same(row: Comparison) -> Cell:
+    if row.error is None:
+        return words("not meant to be", note="different attentions")
+    note = f"difference {_small(row.error)}"
+    if row.error > TOLERANCE:
+        return words("no", note=note)
+    if row.error_with_epsilon is None:
+        return words("yes", note=note)
+    return words("without its epsilon", note=f"{note}, with it {_small(row.error_with_epsilon)}")
+
+
+def _small(error: float) -> str:
+    """A relative difference: in percent unless it is tiny."""
+    return f"{100 * error:.2g}%" if error == 0 or error >= 1e-3 else f"{error:.0e}"
+
+
+def subject_table(name: str, benchmark: PeerBenchmark) -> Table:
+    """Time and memory of all that are compared."""
+    columns = (
+        Column("who", numeric=False),
+        Column("tokens"),
+        Column("ms", "here"),
+        Column("MiB", "here", hint="peak above the operands"),
+    )
+    rows = tuple(
+        (
+            words(subject.name),
+            number(subject.length, "{:,}"),
+            _spread(subject.seconds, "{:,.1f}".format, 1e3),
+            number(None if subject.memory is None else subject.memory / MEBIBYTE, "{:,.1f}"),
+        )
+        for subject in benchmark.subjects
+    )
+    return Table(name, "Forward and backward of each", columns, rows)
+
+
+def _spread(spread: Spread | None, form: Callable[[float], str], scale: float = 1) -> Cell:
+    """The median, with the lowest and the highest as small print where they differ."""
+    if spread is None:
+        return MISSING
+    note = ""
+    if spread.low is not None and spread.high is not None and spread.low < spread.high:
+        note = f"{form(spread.low * scale)} to {form(spread.high * scale)}"
+    return Cell(form(spread.median * scale), spread.median * scale, note=note)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

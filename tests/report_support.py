@@ -1,0 +1,242 @@
+"""Shared by the tests of the report: what runs, analyses and benchmarks leave on disk, the page, and a real browser."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from klformer.bench import peers
+from klformer.bench.measure import MEBIBYTE
+from klformer.experiments.analyze.output import write_results
+from klformer.experiments.bench_model import command as bench_model
+from klformer.experiments.bench_model.step import MATERIALISED
+from klformer.experiments.config import AttentionConfig
+from klformer.experiments.presets import preset
+from klformer.experiments.report import command
+from klformer.experiments.report.command import Report
+
+ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
+
+
+def make_run(
+    folder, attention="gmm-rks", *, task="text", preset_name="laptop", seed=0, accuracy=0.625, finished=True, **changes
+):
+    """A run's folder as `klformer train` leaves it; `changes` go into the configuration, like training={...}."""
+    known = task if task in ("listops", "text", "retrieval", "image", "sparsity") else "text"
+    config = preset(preset_name, known, AttentionConfig.parse(attention)).model_dump(mode="json")
+    config |= {"task": task, "seed": seed}
+    for section, values in changes.items():
+        config[section] = config[section] | values
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [{"kind": "train", "step": 10 * n, "loss": 1.0, "tokens_per_second": 1000.0 + seed} for n in (1, 2, 3)]
+    lines += [{"kind": "validation", "step": 10 * n, "loss": 1.0, "accuracy": 0.2 * n} for n in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    score = {"num_examples": 50, "loss": 0.5, "accuracy": accuracy, "accuracy_std": 0.01, "voting_accuracy": 0.75}
+    score |= {"draws": 10, "accuracies": [accuracy] * 10}
+    result = {
+        "name": folder.name, "task": task, "attention": attention, "preset": preset_name, "seed": seed,
+        "protocol": "validation on 10% of the training set (protocol holdout); test set untouched",
+        "parameters": 1234, "steps": 30, "best_step": 20, "first_reached": {}, "train_seconds": 90.0,
+        "train_tokens": 1000, "tokens_per_second": 11.0, "peak_memory_bytes": 300 * 2**20,
+        "environment": {"torch": "9.9.9", "device": "cpu"}, "validation": score, "test": score,
+    }  # fmt: skip
+    if finished:
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def write_analyses(folder, attention="gmm-rks", caption="Ten draws."):
+    run = {"run": "text-run", "attention": attention}
+    measures = {"rsd": 0.123, "pi": 4.5, "agv": 1.02, "voting_accuracy": 0.66, "accuracy": 0.65}
+    write_results(folder, "variance", caption=caption, rows=[run | {"task": "text"} | measures], settings={})
+    values = {"minimum": 1e-6, "maximum": 0.777, "mean": 0.05}
+    heads = [
+        run | {"layer": layer, "head": head} | values | {f"initial_{key}": value / 2 for key, value in values.items()}
+        for layer in (1, 2)
+        for head in (1, 2)
+    ]
+    write_results(folder, "eigenvalues", caption=caption, rows=heads, settings={})
+
+
+def write_benchmark(path, machine="a machine"):
+    rows = [
+        {"name": name, "length": length, "seconds": length / 1e6, "memory": length * 1000}
+        for name in ("softmax", "gmm-rks")
+        for length in (64, 128, 256)
+    ]
+    sizes = {"length": 0, "batch": 1, "heads": 2, "head_dim": 8, "num_frequencies": 128}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": {"date": "2026", "machine": machine}, "sizes": sizes, "results": rows}))
+
+
+#: Seconds of a faked step, round by round.
+STEP_SECONDS = {"softmax": [1.0, 2.0, 4.0], "fastfood-prf": [0.5, 0.5, 4.0]}
+
+
+def write_models(folder, *, fails=(), **options):
+    """model.json as `klformer bench model` writes it, with measurements made up."""
+    done = []
+
+    def measure(step):
+        done.append(step)
+        if (step.task, step.attention) in fails:
+            raise RuntimeError("exit code -9: no message")
+        seconds = STEP_SECONDS.get(step.attention, [0.25, 0.5, 1.0])[done.count(step) - 1]
+        growth = step.length if step.attention == MATERIALISED else 1024
+        return {
+            "seconds": seconds,
+            "memory": step.length * growth * step.batch_size * 512 + done.count(step) * MEBIBYTE,
+        }
+
+    chosen = {"attentions": ("softmax", "gmm-rks", "fastfood-prf"), "lengths": (1024, 2048, 4096, 8192)}
+    chosen |= {"length_attentions": (MATERIALISED, "softmax", "gmm-rks"), "device": "cpu", "out": folder}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_model, "in_own_process", measure)
+        bench_model.run(bench_model.ModelBench(**(chosen | options)))
+    return folder / "model.json"
+
+
+def write_peers(folder, **options):
+    """peers.json as `klformer bench peers` writes it: results are compared, time and memory are made up."""
+    seconds = {"klformer": [1.0, 2.0, 4.0], "torch": [3.0, 4.0, 4.0], "materialised": [0.5, 2.0, 8.0]}
+    memory = {"klformer": 2 * MEBIBYTE, "torch": MEBIBYTE, "materialised": 5 * MEBIBYTE}
+    chosen = {"attentions": ("softmax", "gmm-rks"), "lengths": (13,), "heads": 2, "head_dim": 4, "num_frequencies": 6}
+    chosen |= {"num_layers": 1, "repeats": 3, "out": folder}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers, "round_times", lambda subjects, repeats: {c: seconds[c.maker] for c in subjects})
+        patch.setattr(peers, "_measure_memory", lambda contender, sizes, console: memory[contender.maker])
+        peers.run(peers.PeersBench(**(chosen | options)))
+    return folder / "peers.json"
+
+
+def hostile_benchmarks(folder):
+    """A model.json and a peers.json in which every text is an attack."""
+    models, compared = write_models(folder), write_peers(folder)
+    for path, lists in ((models, ("speed", "length")), (compared, ("comparisons", "subjects"))):
+        content = json.loads(path.read_text())
+        content["environment"] = {"date": ATTACK, "machine": ATTACK}
+        for row in (row for key in lists for row in content[key]):
+            texts = {"task", "attention", "peer", "klformer", "name", "not_run"} & row.keys()
+            row |= {key: ATTACK for key in texts if key != "not_run" or row[key] is not None}
+        edit(path, **(content | ({"sizes": {"heads": ATTACK}} if "sizes" in content else {})))
+
+
+def page_of(tmp_path, *folders, **options):
+    target = tmp_path / "out" / "report.html"
+    command.run(Report(runs=folders, out=target, **options))
+    return target.read_text()
+
+
+def text_of(page):
+    """What a reader sees, without tags."""
+    page = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+class Elements(HTMLParser):
+    """All elements with their attributes, and the balance of the tags."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input"})
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+#: Chromium speaks its protocol over the file descriptors 3 and 4.
+LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
+
+
+class Browser:
+    """A headless Chromium, driven through its DevTools pipe: messages are JSON with a zero byte at the end."""
+
+    def __init__(self, profile):
+        there, self._write = os.pipe()
+        self._read, back = os.pipe()
+        inherited = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (there, back)]
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, *map(str, inherited), CHROMIUM, *flags, "--remote-debugging-pipe"],
+            pass_fds=inherited,
+            stderr=subprocess.DEVNULL,
+        )
+        for end in (there, back, *inherited):
+            os.close(end)
+        self._received, self._count, self._session = b"", 0, {}
+        self.events = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **parameters):
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": parameters, **self._session}
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._count:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _next(self):
+        while b"\0" not in self._received:
+            ready, _, _ = select.select([self._read], [], [], 60)
+            assert ready, "chromium does not answer"
+            part = os.read(self._read, 1 << 20)
+            assert part, "chromium has gone"
+            self._received += part
+        message, self._received = self._received.split(b"\0", 1)
+        return json.loads(message)
+
+    def open(self, path):
+        self.events.clear()
+        self.call("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next())
+
+    def run(self, script):
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def complaints(self):
+        """Messages on the console, errors of scripts, and what the page's policy refused."""
+        kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        return [event for event in self.events if event.get("method") in kinds]
+
+    def close(self):
+        os.close(self._write)
+        os.close(self._read)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
+        self._process.wait()
