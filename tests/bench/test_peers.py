@@ -160,17 +160,19 @@ def small_bench(**changes):
     return PeersBench(**{"memory": False, **sizes, **changes})
 
 
-def test_without_performer_pytorch_the_others_are_measured(monkeypatch, capsys):
+def test_without_performer_pytorch_the_others_are_measured(monkeypatch, tmp_path, capsys):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(contenders.importlib, "import_module", missing)
-    peers.run(small_bench(attentions=("performer",), lengths=(13,), repeats=1))
+    peers.run(small_bench(attentions=("performer",), lengths=(13,), repeats=1, out=tmp_path))
     out = capsys.readouterr().out
     assert "performer-pytorch is left out" in out
     assert "pip install 'klformer[bench]'" in out
     assert "features materialised" in out
     assert "FastAttention" not in out
+    report = json.loads((tmp_path / "peers.json").read_text())
+    assert report["left_out"].startswith("performer-pytorch is left out")
 
 
 def test_ratios_are_those_of_each_round(monkeypatch, tmp_path, capsys):

@@ -136,6 +136,13 @@ def test_memory_of_peers_may_be_left_out(tmp_path):
     assert all(row[3].sort is None for row in subject_table("", benchmark).rows)
 
 
+def test_a_peer_that_was_not_there_is_said(tmp_path):
+    path = write_peers(tmp_path)
+    assert "left out" not in text_of(page_of(tmp_path, tmp_path))
+    edit(path, left_out="performer-pytorch is left out: not installed")
+    assert "performer-pytorch is left out: not installed." in text_of(page_of(tmp_path, tmp_path))
+
+
 def test_benchmarks_are_found_beside_runs_or_where_one_says(tmp_path):
     make_run(tmp_path / "runs" / "a")
     nothing = text_of(page_of(tmp_path, tmp_path / "runs"))

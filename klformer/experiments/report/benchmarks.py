@@ -98,6 +98,8 @@ class PeerBenchmark:
     sizes: Mapping[str, Any]
     comparisons: tuple[Comparison, ...]
     subjects: tuple[Subject, ...]
+    #: Which peer was not measured, and why; empty if all were.
+    left_out: str
 
 
 Benchmark = AttentionBenchmark | ModelBenchmark | PeerBenchmark
@@ -160,6 +162,7 @@ def _read_peers(content: Mapping[str, Any], path: Path) -> PeerBenchmark:
             Subject(str(row["name"]), _length(row, path), _spread(row, "seconds", path), finite(row.get("memory")))
             for row in subjects
         ),
+        left_out=str(content.get("left_out") or ""),
     )
 
 

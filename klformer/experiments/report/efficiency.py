@@ -98,8 +98,9 @@ def _attention(artist: Artist, number: int, benchmark: AttentionBenchmark) -> Vi
 
 
 def _peers(number: int, benchmark: PeerBenchmark) -> View:
+    left_out = f" {benchmark.left_out}." if benchmark.left_out else ""
     return View(
-        about=f"{_shape(benchmark.sizes)} Measured on {benchmark.origin}.",
+        about=f"{_shape(benchmark.sizes)} Measured on {benchmark.origin}.{left_out}",
         tables=(comparison_table(f"peers-{number}", benchmark),),
         details=(subject_table(f"peers-each-{number}", benchmark),) if benchmark.subjects else (),
     )
