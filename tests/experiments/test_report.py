@@ -420,3 +420,9 @@ def test_hostile_names_do_nothing(browser, tmp_path):
     # Even a script that did get in would not run.
     browser.run("document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked = 1'}))")
     assert browser.run("typeof window.hacked") == "undefined"
+
+
+def test_several_may_be_best(tmp_path):
+    for name, accuracy in (("softmax", 1.0), ("gmm-rks", 1.0), ("performer", 0.999)):
+        make_run(tmp_path / name, name, task="sparsity", accuracy=accuracy)
+    assert "best here: softmax and 1 with the same" in text_of(page_of(tmp_path, tmp_path))

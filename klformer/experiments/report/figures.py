@@ -25,6 +25,10 @@ from klformer.experiments.report.drawing import (
 from klformer.experiments.report.reading import finite
 from klformer.experiments.report.settings import Setting
 
+#: What a figure shows at least: percent of accuracy, and a share of the largest memory.
+MIN_ACCURACY_SPAN = 5.0
+MIN_MEMORY_SPAN = 0.2
+
 
 @dataclass(frozen=True)
 class Bubble:
@@ -82,6 +86,9 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
             place = (bubble.accuracy, bubble.memory / MEBIBYTE)
             axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1)
         axes.margins(0.28, 0.25)
+        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim()))
+        largest = max(bubble.memory for bubble in bubbles) / MEBIBYTE
+        axes.set_ylim(_at_least(MIN_MEMORY_SPAN * largest, axes.get_ylim()))
         axes.set_xlabel("test accuracy, %")
         axes.set_ylabel("peak memory, MiB")
         axes.yaxis.set_major_formatter(thousands)
@@ -92,6 +99,13 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
             "is good. Memory is that of the whole process, with Python, torch and the data."
         )
         return artist.finish(figure, name, title, caption)
+
+
+def _at_least(span: float, limits: tuple[float, float]) -> tuple[float, float]:
+    """Limits of an axis that are so far apart: smaller differences are not to look large."""
+    low, high = limits
+    missing = max(0.0, span - (high - low)) / 2
+    return low - missing, high + missing
 
 
 def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing | None:
