@@ -136,7 +136,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
         "optimiser": {**_LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **_SMALL_TRAINING, "batch_size": 32, "max_steps": 1200, "evaluate_every": 200, "checkpoint_every": 200,
+            **_SMALL_TRAINING, "batch_size": 32, "max_steps": 2500, "evaluate_every": 200, "checkpoint_every": 200,
         },
     },
     "retrieval": {
