@@ -30,6 +30,7 @@ from klformer.tasks import BucketSampler, Examples, Task, build_task, padding_re
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.errors import TrainingError
 from klformer.training.evaluation import Evaluation, evaluate
+from klformer.training.files import write_atomically
 from klformer.training.progress import Reporter, SilentReporter
 from klformer.training.seeds import derived_seed
 from klformer.training.trainer import Trainer
@@ -83,7 +84,7 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
     if accelerator.is_main_process and not (folder / INITIAL).exists():
-        _write_atomically(folder / INITIAL, lambda path: save_file(_contiguous(model), path))
+        write_atomically(folder / INITIAL, lambda path: save_file(_contiguous(model), path))
     trainer = Trainer(
         model,
         train,
@@ -109,7 +110,7 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     }
     result = _result(config, task, model, trainer, folder) | result
     if accelerator.is_main_process:
-        _write_atomically(folder / RESULT, lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
+        write_atomically(folder / RESULT, lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
     reporter.say(f"test accuracy {describe_accuracy(result['test'])} ({task.describe_protocol()})")
     reporter.say(f"results in {folder}")
     return result
@@ -196,7 +197,7 @@ def _open_folder(config: ExperimentConfig, folder: Path, resume: bool) -> None:
             if before != config:
                 # A result of fewer steps is not that of the run that now goes on.
                 (folder / RESULT).unlink(missing_ok=True)
-        _write_atomically(path, lambda target: target.write_text(config.to_json()))
+        write_atomically(path, lambda target: target.write_text(config.to_json()))
     except OSError as error:
         raise TrainingError(f"can't write to {folder}: {error.strerror or error}") from error
 
@@ -215,12 +216,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def _write_atomically(path: Path, write: Any) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
-    os.replace(temporary, path)
 
 
 def _contiguous(model: nn.Module) -> dict[str, torch.Tensor]:

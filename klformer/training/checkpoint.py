@@ -8,7 +8,6 @@ file. A folder without a manifest, or with a file that does not match it, is tor
 a message.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from klformer.training.errors import TrainingError
+from klformer.training.files import writing
 
 WEIGHTS, OPTIMISER, MANIFEST = "weights.safetensors", "optimiser.safetensors", "manifest.json"
 
@@ -72,24 +72,25 @@ class CheckpointStore:
         target = self.folder / f"{kind}-{step:08d}"
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with writing(target):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+                digests = {}
+                for name, tensors in files.items():
+                    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary / name)
+                    digests[name] = _sync_and_digest(temporary / name)
+                manifest = {"step": step, "files": digests, "info": dict(info)}
+                (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+                _sync_and_digest(temporary / MANIFEST)
+                if target.exists():
+                    shutil.rmtree(target)
+                os.rename(temporary, target)
+                _sync_folder(self.folder)
+        except TrainingError as error:
+            raise TrainingError(f"{error}. {self._what_is_safe()}") from error
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            digests = {}
-            for name, tensors in files.items():
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary / name)
-                digests[name] = _sync_and_digest(temporary / name)
-            manifest = {"step": step, "files": digests, "info": dict(info)}
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-            _sync_and_digest(temporary / MANIFEST)
-            if target.exists():
-                shutil.rmtree(target)
-            os.rename(temporary, target)
-            _sync_folder(self.folder)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-            raise TrainingError(f"can't write the checkpoint {target}: {reason}. {self._what_is_safe()}") from error
         return target
 
     def newest(self, kind: str) -> Checkpoint | None:

@@ -1,14 +1,20 @@
 """The record of a run: metrics.jsonl, one JSON object a line, and TensorBoard events.
 
 After a crash, lines beyond the checkpoint that the run goes on from are dropped, so that every step is there once.
+Events are written in the calling thread: torch's own writer has another one, whose errors nobody can catch.
 """
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard.writer import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from klformer.training.files import write_atomically, writing
 
 
 class MetricsLog:
@@ -17,28 +23,60 @@ class MetricsLog:
     Args:
         folder: The run's.
         step: The step that the run goes on from; later lines are dropped.
+
+    Raises:
+        TrainingError: from every method, if a file can't be written.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         self._path = folder / "metrics.jsonl"
-        kept = [line for line in read_lines(self._path) if line["step"] <= step]
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(temporary, self._path)
-        self._file = self._path.open("a")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        kept = "".join(json.dumps(line) + "\n" for line in read_lines(self._path) if line["step"] <= step)
+        write_atomically(self._path, lambda path: path.write_text(kept))
+        self._events = _Events(folder / "tensorboard", step)
+        with writing(self._path):
+            self._file = self._path.open("a")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """A line of `kind` ("train" or "validation") for a step."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._events.add_scalar(f"{kind}/{name}", value, step)
+        with writing(self._path):
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+        scalars = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        self._events.write(step, scalars)
 
     def close(self) -> None:
-        self._file.close()
-        self._events.close()
+        try:
+            with writing(self._path):
+                self._file.close()
+        finally:
+            self._events.close()
+
+
+class _Events:
+    """One file of TensorBoard events, which replace those of earlier files after `step`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        # Two files of one process in one second would have one name without the nanoseconds.
+        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{time.monotonic_ns()}.{os.getpid()}"
+        with writing(self._path):
+            folder.mkdir(exist_ok=True)
+            self._file = self._path.open("xb")
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        self._add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._add(step=step, summary=Summary(value=values))
+
+    def close(self) -> None:
+        with writing(self._path):
+            self._file.close()
+
+    def _add(self, **fields: Any) -> None:
+        with writing(self._path):
+            self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+            self._records.flush()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from disk_support import small_disk
 from safetensors.torch import load_file
 
 import klformer
@@ -289,3 +290,22 @@ def test_the_papers_models_take_a_step(task, name):
     optimiser.step()
     assert loss.isfinite()
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_full_disk_is_named(tmp_path):
+    config, folder = tiny(tmp_path), tmp_path / "small" / "run"
+    folder.parent.mkdir()
+    train_run(config, tmp_path / "large", resume=False, reporter=SilentReporter())
+    with (
+        small_disk(folder.parent, 4096),
+        pytest.raises(TrainingError, match=r"can't write .*/run/initial\.safetensors: the disk is full"),
+    ):
+        train_run(config, folder, resume=False, reporter=SilentReporter())
+
+
+@pytest.mark.parametrize("file", ["config.json", "initial.safetensors", "metrics.jsonl", "result.json"])
+def test_a_file_of_a_run_that_can_not_be_written_is_named(tmp_path, file):
+    folder = tmp_path / "run"
+    (folder / f".{file}.tmp").mkdir(parents=True)
+    with pytest.raises(TrainingError, match=f"can't write {folder}/{file}: .*"):
+        train_run(tiny(tmp_path, max_steps=1), folder, resume=False, reporter=SilentReporter())

@@ -1,12 +1,11 @@
 """Checkpoints are whole or not there."""
 
-import errno
 import json
 
 import pytest
 import torch
+from disk_support import files_up_to, small_disk
 
-from klformer.training import checkpoint as checkpoints
 from klformer.training.checkpoint import (
     MANIFEST,
     OPTIMISER,
@@ -79,22 +78,27 @@ def test_one_flipped_bit_is_seen(store):
     assert store.newest("step") is None
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_else(store, monkeypatch):
+def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, said):
+    with small_disk(tmp_path, 64 * 1024):
+        store = CheckpointStore(tmp_path / "checkpoints", said.append)
+        save(store, 1)
+        with pytest.raises(TrainingError, match=r"the disk is full\. The last good checkpoint is .*step-00000001"):
+            store.save("step", 2, {WEIGHTS: {"x": torch.zeros(30_000)}}, {})
+        assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("limit", [100, 300])
+def test_a_file_that_can_not_grow_is_like_a_full_disk(store, limit):
+    """The weights do not fit, or they do and the manifest does not."""
     save(store, 1)
-
-    def full(tensors, path):
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(TrainingError, match=r"the disk is full. The last good checkpoint is .*step-00000001"):
-        save(store, 2)
+    with files_up_to(limit), pytest.raises(TrainingError, match=r"can't write .*step-00000002: .*File too large"):
+        store.save("step", 2, {WEIGHTS: {"x": torch.zeros(30)}}, {"note": "x" * 300})
     assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
 
 
 def test_an_unwritable_folder(tmp_path, said):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match=r"can't write the checkpoint .* There is no earlier checkpoint"):
+    with pytest.raises(TrainingError, match=r"can't write .*step-00000001: .* There is no earlier checkpoint"):
         save(CheckpointStore(tmp_path / "file" / "checkpoints", said.append), 1)
 
 
