@@ -53,7 +53,8 @@ class Settings:
     def experiment(self, task: str, preset_name: str, attention: AttentionConfig, seed: int) -> ExperimentConfig:
         """The full configuration; options of the attention that were not given are the preset's."""
         chosen = {name: getattr(self, name) for name in SETTINGS}
-        return preset(preset_name, task, attention).model_copy(update={**chosen, "seed": seed})
+        usual = preset(preset_name, task, attention).model_dump()
+        return ExperimentConfig.model_validate({**usual, **chosen, "seed": seed})
 
 
 SETTINGS = tuple(setting.name for setting in fields(Settings))

@@ -92,10 +92,14 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return (difference / expected.double().norm().clamp(min=1e-30)).item()
 
 
-#: Flags of `klformer train` and `compare` for a run of the sparsity task that takes seconds.
-TINY = [
-    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
+#: Flags of `klformer train` and `compare` for a model and a training that take seconds.
+TINY_MODEL = [
     *["--model.num-layers", "1", "--model.model-dim", "8", "--model.head-dim", "4", "--model.ffn-dim", "8"],
     *["--training.batch-size", "16", "--training.max-steps", "6", "--training.evaluate-every", "3"],
     *["--training.checkpoint-every", "3", "--training.evaluation-draws", "2"],
+]
+#: The same with data of the sparsity task.
+TINY = [
+    *["--data.num-examples", "450", "--data.max-len", "9", "--data.validation-limit", "45", "--data.test-limit", "45"],
+    *TINY_MODEL,
 ]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support import TINY
+from support import TINY, TINY_MODEL
 
 from klformer import cli
 from klformer.experiments.presets import LAPTOP
@@ -118,6 +118,22 @@ def test_other_mistakes(home, capsys):
     error = fails(capsys, 2, "train", "--training.batch-size", "0")
     assert "batch_size" in error
     assert "greater than or equal to 1" in error
+    error = fails(capsys, 2, "train", "--seed", "-1")
+    assert "seed: Input should be greater than or equal to 0, got -1" in error
+    assert not (home / "runs").exists()
+
+
+def test_a_first_try_does_not_block_the_second(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    small = ["--data.max-len", "9", "--data.validation-limit", "2", "--data.test-limit", "4"]
+    arguments = ["compare", "--task", "text", "--attentions", "linear-elu", *small, *TINY_MODEL]
+    assert "did not give 'stanfordnlp/imdb'" in fails(capsys, 1, *arguments)
+    for part, label in ((part, label) for part in ("train", "test") for label in ("neg", "pos")):
+        folder = home / "reviews" / part / label
+        folder.mkdir(parents=True)
+        for number in range(10):
+            (folder / f"{number}_1.txt").write_text(f"{label} review {number}")
+    assert "accuracy on the test set" in run(capsys, *arguments, "--data.root", home / "reviews")
 
 
 def test_help_is_for_newcomers(capsys):

@@ -1,6 +1,8 @@
 """One run: a folder with its configuration, its record, its checkpoints and its result.
 
-    runs/<name>/   config.json  metrics.jsonl  tensorboard/  initial.safetensors  checkpoints/  result.json
+    runs/<name>/   config.json  data.json  metrics.jsonl  tensorboard/  initial.safetensors  checkpoints/  result.json
+
+config.json is written when data and model are there, just before the first step: what fails earlier leaves no run.
 
 Everything later (evaluation, comparison, analysis, reports) reads such folders and nothing else.
 """
@@ -14,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from accelerate import Accelerator
@@ -26,7 +28,7 @@ import klformer
 from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
 from klformer.experiments.presets import frequencies
-from klformer.tasks import BucketSampler, Examples, Task, build_task, padding_report
+from klformer.tasks import BucketSampler, Examples, Split, Task, build_task, padding_report
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.errors import TrainingError
 from klformer.training.evaluation import Evaluation, evaluate
@@ -35,9 +37,12 @@ from klformer.training.progress import Reporter, SilentReporter
 from klformer.training.seeds import derived_seed
 from klformer.training.trainer import Trainer
 
-CONFIG, INITIAL, RESULT = "config.json", "initial.safetensors", "result.json"
-#: Fields in which a resumed run may differ from what it was started with.
-MAY_CHANGE = {"max_steps", "max_epochs", "target_accuracy", "keep_checkpoints", "log_every"}
+CONFIG, DATA, INITIAL, RESULT = "config.json", "data.json", "initial.safetensors", "result.json"
+#: Fields that say how long a run is.
+LENGTH = {"training.max_steps", "training.max_epochs"}
+#: Fields in which a resumed run may differ from what it was started with. The data may be in another place, but not
+#: other data: that is told by its fingerprint.
+MAY_CHANGE = LENGTH | {"training.target_accuracy", "training.keep_checkpoints", "training.log_every", "data.root"}
 
 
 def attention_label(config: ExperimentConfig) -> str:
@@ -47,11 +52,16 @@ def attention_label(config: ExperimentConfig) -> str:
     return AttentionConfig(name=config.attention.name, options=options).label()
 
 
+def task_label(task: str, sparsity: float | None) -> str:
+    """The task as tables name it: that of sparsity with its p, if it is known, because each p is a task of its own."""
+    return f"{task} {sparsity:g}" if task == "sparsity" and sparsity is not None else task
+
+
 def run_name(config: ExperimentConfig) -> str:
     """The default folder name: task, preset, attention and seed."""
     label = attention_label(config).replace(":", "-").replace(",", "-")
-    detail = f"{config.data.sparsity:g}" if config.task == "sparsity" else ""
-    return f"{config.task}{detail}-{config.preset}-{label}-seed{config.seed}"
+    task = task_label(config.task, config.data.sparsity).replace(" ", "")
+    return f"{task}-{config.preset}-{label}-seed{config.seed}"
 
 
 def make_accelerator(config: ExperimentConfig) -> Accelerator:
@@ -73,22 +83,22 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     accelerator = make_accelerator(config)
     if not accelerator.is_main_process:
         reporter = SilentReporter()
-    if accelerator.is_main_process:
-        _open_folder(config, folder, resume)
+    before = _open_folder(config, folder, resume) if accelerator.is_main_process else None
     accelerator.wait_for_everyone()
     task = build_task(config.task, config.data, quiet=isinstance(reporter, SilentReporter))
     if accelerator.is_main_process:
         task.prepare()
     accelerator.wait_for_everyone()
-    train, validation = task.load("train"), task.load("validation")
+    # Test as well: what is wrong with it is to be seen before training, not after.
+    splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
-    if accelerator.is_main_process and not (folder / INITIAL).exists():
+    if accelerator.is_main_process and not (before and (folder / INITIAL).exists()):
         write_atomically(folder / INITIAL, lambda path: save_file(_contiguous(model), path))
     trainer = Trainer(
         model,
-        train,
-        validation,
+        splits["train"],
+        splits["validation"],
         num_classes=task.num_classes,
         optimiser=config.optimiser,
         schedule=config.schedule,
@@ -99,14 +109,24 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
         seed=config.seed,
     )
     going_on = resume and trainer.resume()
-    _introduce(config, task, model, train, trainer, folder, reporter, going_on)
+    if trainer.total_steps < trainer.progress.step:
+        raise TrainingError(
+            f"{folder} has done {trainer.progress.step} steps, which can't become {trainer.total_steps}; "
+            "ask for as many or more, or make another run"
+        )
+    if accelerator.is_main_process:
+        _write_beginning(config, before, splits, folder)
+    _introduce(config, task, model, splits["train"], folder, reporter)
+    if going_on:
+        reporter.say(f"going on after step {trainer.progress.step}")
+        _note_other_schedule(config, before, reporter)
     if trainer.progress.step < trainer.total_steps:
         trainer.run()
     trainer.load_best()
     draws = config.training.evaluation_draws
     result = {
-        "validation": trainer.evaluate(validation, draws=draws).as_dict(),
-        "test": trainer.evaluate(task.load("test"), draws=draws).as_dict(),
+        "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
+        "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
     }
     result = _result(config, task, model, trainer, folder) | result
     if accelerator.is_main_process:
@@ -182,32 +202,70 @@ def initial_weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / INITIAL)
 
 
-def _open_folder(config: ExperimentConfig, folder: Path, resume: bool) -> None:
-    """Make the folder and write the configuration, or check that it holds the same run."""
+def _open_folder(config: ExperimentConfig, folder: Path, resume: bool) -> ExperimentConfig | None:
+    """Make the folder, or check that it holds the same run; returns the configuration that it has so far."""
     path = folder / CONFIG
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} is not writable")
-        if path.exists():
-            if not resume:
-                raise TrainingError(f"{folder} holds a run already; --resume goes on with it, --name makes another")
-            before = ExperimentConfig.from_file(path)
-            _check_same(before, config, folder)
-            if before != config:
-                # A result of fewer steps is not that of the run that now goes on.
-                (folder / RESULT).unlink(missing_ok=True)
-        write_atomically(path, lambda target: target.write_text(config.to_json()))
     except OSError as error:
         raise TrainingError(f"can't write to {folder}: {error.strerror or error}") from error
-
-
-def _check_same(before: ExperimentConfig, now: ExperimentConfig, folder: Path) -> None:
-    old, new = flatten(before.model_dump(mode="json")), flatten(now.model_dump(mode="json"))
-    changed = [key for key in old | new if old.get(key) != new.get(key) and key.rsplit(".", 1)[-1] not in MAY_CHANGE]
+    if not path.exists():
+        return None
+    if not resume:
+        raise TrainingError(f"{folder} holds a run already; --resume goes on with it, --name makes another")
+    before = ExperimentConfig.from_file(path)
+    changed = [change for key, change in _changes(before, config).items() if key not in MAY_CHANGE]
     if changed:
-        differences = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in changed)
-        raise TrainingError(f"{folder} was started with another configuration: {differences}")
+        raise TrainingError(f"{folder} was started with another configuration: {'; '.join(changed)}")
+    return before
+
+
+def _changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, str]:
+    """The fields that differ, with a sentence on each."""
+    old, new = flatten(before.model_dump(mode="json")), flatten(now.model_dump(mode="json"))
+    return {
+        key: f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in old | new if old.get(key) != new.get(key)
+    }
+
+
+def _write_beginning(
+    config: ExperimentConfig, before: ExperimentConfig | None, splits: Mapping[Split, Examples], folder: Path
+) -> None:
+    """Write what the run is made of; the configuration last, which makes the folder a run's.
+
+    Raises:
+        TrainingError: the run was made with other data.
+    """
+    data = {split: {"examples": len(examples), "sha256": examples.fingerprint()} for split, examples in splits.items()}
+    path = folder / DATA
+    if before is not None and path.exists():
+        old = json.loads(path.read_text())
+        changed = [
+            f"{split} was {_sizes(old[split])}, is {_sizes(new)}" for split, new in data.items() if new != old[split]
+        ]
+        if changed:
+            raise TrainingError(f"{folder} was started with other data: {'; '.join(changed)}")
+    write_atomically(path, lambda target: target.write_text(json.dumps(data, indent=2) + "\n"))
+    if before != config:
+        # A result of fewer steps is not that of the run that now goes on.
+        (folder / RESULT).unlink(missing_ok=True)
+        write_atomically(folder / CONFIG, lambda target: target.write_text(config.to_json()))
+
+
+def _sizes(split: Mapping[str, Any]) -> str:
+    return f"{split['examples']:,} examples (sha256 {split['sha256'][:12]})"
+
+
+def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | None, reporter: Reporter) -> None:
+    """Say so if the learning rates of a run that goes on are others than those of one of that length."""
+    changed = [] if before is None else [text for key, text in _changes(before, config).items() if key in LENGTH]
+    if changed and config.schedule.kind == "cosine":
+        reporter.say(
+            f"note: {'; '.join(changed)}. The cosine schedule depends on the last step and changes from here on: "
+            "this is not the run that so many steps from the start would give"
+        )
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -227,10 +285,8 @@ def _introduce(
     task: Task,
     model: nn.Module,
     train: Examples,
-    trainer: Trainer,
     folder: Path,
     reporter: Reporter,
-    going_on: bool,
 ) -> None:
     """Say what is going to happen."""
     parameters = sum(p.numel() for p in model.parameters())
@@ -247,8 +303,6 @@ def _introduce(
         f"length buckets: {padded:,.0f} tokens an example with padding, {real:,.0f} real ones; "
         f"padding all to the longest would take {padding.longest / padding.padded:.2f}x"
     )
-    if going_on:
-        reporter.say(f"going on after step {trainer.progress.step}")
 
 
 def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
 from klformer.experiments.presets import preset
 from klformer.experiments.run import initial_weights, load_run, run_name, train_run
-from klformer.tasks import TASKS
+from klformer.tasks import TASKS, DataError
 from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.errors import Interrupted, TrainingError
@@ -49,11 +49,12 @@ class Listener(SilentReporter):
         self.said.append(message)
 
 
-def tiny(tmp_path, attention="gmm-rks:num_frequencies=8", **training):
+def tiny(tmp_path, attention="gmm-rks:num_frequencies=8", *, schedule="constant", **training):
     base = preset("laptop", "sparsity", AttentionConfig.parse(attention)).model_dump()
     for section, values in TINY.items():
         base[section] |= values
     base["data"]["root"] = tmp_path / "data"
+    base["schedule"]["kind"] = schedule
     base["training"] |= training
     return ExperimentConfig.model_validate(base)
 
@@ -155,6 +156,64 @@ def test_a_folder_is_not_overwritten(tmp_path):
         train_run(other, folder, resume=True, reporter=SilentReporter())
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_run_does_not_become_shorter_than_it_is(tmp_path):
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path), folder, resume=False, reporter=SilentReporter())
+    before = contents(folder)
+    with pytest.raises(TrainingError, match="run has done 10 steps, which can't become 5; ask for as many or more"):
+        train_run(tiny(tmp_path, max_steps=5), folder, resume=True, reporter=SilentReporter())
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(("schedule", "notes"), [("constant", 0), ("cosine", 1)])
+def test_a_longer_run_says_that_its_schedule_changes(tmp_path, schedule, notes):
+    train_run(tiny(tmp_path, schedule=schedule, max_steps=5), tmp_path / "run", resume=False, reporter=SilentReporter())
+    listener = Listener()
+    train_run(tiny(tmp_path, schedule=schedule), tmp_path / "run", resume=True, reporter=listener)
+    said = [message for message in listener.said if "training.max_steps was 5, is 10. The cosine schedule" in message]
+    assert len(said) == notes
+    again = Listener()
+    train_run(tiny(tmp_path, schedule=schedule), tmp_path / "run", resume=True, reporter=again)
+    assert not any("cosine" in message for message in again.said)
+
+
+def test_what_fails_before_the_first_step_leaves_no_run(tmp_path):
+    config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
+    impossible = config.model_copy(update={"data": config.data.model_copy(update={"test_limit": 46})})
+    with pytest.raises(DataError, match="test_limit is 46, but there are 45 examples"):
+        train_run(impossible, folder, resume=False, reporter=SilentReporter())
+    odd = tiny(tmp_path, "gmm-rks:num_frequencies=7", max_steps=2)
+    with pytest.raises(ValueError, match="multiple of num_components=2, got 7"):
+        train_run(odd, folder, resume=False, reporter=SilentReporter())
+    assert contents(folder) == {}
+    assert train_run(config, folder, resume=False, reporter=SilentReporter())["steps"] == 2
+
+
+def test_data_may_move_but_not_change(tmp_path):
+    config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
+    train_run(config, folder, resume=False, reporter=SilentReporter())
+    (tmp_path / "data").rename(tmp_path / "moved")
+    longer = tiny(tmp_path, max_steps=3)
+    moved = longer.model_copy(update={"data": longer.data.model_copy(update={"root": tmp_path / "moved"})})
+    assert train_run(moved, folder, resume=True, reporter=SilentReporter())["steps"] == 3
+    fingerprints = json.loads((folder / "data.json").read_text())
+    assert fingerprints["train"]["examples"] == 360
+    fingerprints["train"] |= {"examples": 359, "sha256": "0" * 64}
+    (folder / "data.json").write_text(json.dumps(fingerprints))
+    before = contents(folder)
+    with pytest.raises(
+        TrainingError, match=r"other data: train was 359 examples \(sha256 0{12}\), is 360 examples \(sha256 \w{12}\)$"
+    ):
+        train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
+    assert contents(folder) == before
+    (folder / "data.json").unlink()
+    assert train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())["steps"] == 10
+
+
 def test_an_unwritable_place_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match=r"can't write to .*file/run"):
@@ -190,8 +249,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path, monkeypatch):
         assert str(index) in str(caught.value)
 
 
-def test_a_signal_saves_and_leaves(tmp_path, monkeypatch):
-    config = tiny(tmp_path)
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
+    config = tiny(tmp_path, schedule=schedule)
     train_run(config, tmp_path / "straight", resume=False, reporter=SilentReporter())
     scores, calls = trainer_module.class_scores, []
 

@@ -29,6 +29,24 @@ def test_smallest_type(largest, dtype):
     assert Sequences.from_list([np.array([0, largest])]).values.dtype == dtype
 
 
+def test_a_fingerprint_is_that_of_the_data(monkeypatch):
+    def print_of(text, second=b"xy", label=0):
+        sides = []
+        for content in (text, second):
+            rows = ByteRows()
+            rows.add(content[:2])
+            rows.add(content[2:])
+            sides.append(rows.as_they_are())
+        return Examples(sides[0], np.array([label, 1]), sides[1]).fingerprint()
+
+    for _ in range(2):
+        assert print_of(b"some text") == print_of(b"some text")
+        others = [print_of(b"some texts"), print_of(b"Some text"), print_of(b"some text", b"xz")]
+        assert len({*others, print_of(b"some text"), print_of(b"some text", label=1)}) == 5
+        # The same where only some of the tokens are looked at.
+        monkeypatch.setattr("klformer.tasks.sequences._FINGERPRINT_TOKENS", 4)
+
+
 def test_negative_values_get_a_signed_type():
     sequences = Sequences.from_list([np.array([-1, 200])])
     assert sequences[0].tolist() == [-1, 200]
