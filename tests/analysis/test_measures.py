@@ -221,12 +221,23 @@ class TestGradients:
             torch.testing.assert_close(gradients[draw].sum(0), expected, atol=1e-5, rtol=1e-4)
 
     def test_statistics(self):
-        # two draws, two examples, one unit: 1, 3 / -1, 5
-        statistics = gradient_statistics(torch.tensor([[[1.0], [3.0]], [[-1.0], [5.0]]]))
-        assert statistics.mean_absolute == pytest.approx(2.5)
-        assert statistics.deviation == pytest.approx(math.sqrt((1 + 1 + 9 + 9) / 4))  # around the mean 2
-        assert statistics.deviation_of_draws == pytest.approx(1.0)  # each example varies by +-1
+        # two draws, two examples, one unit: 1, 3 / -1, 7; the passes have means 2 and 3
+        statistics = gradient_statistics(torch.tensor([[[1.0], [3.0]], [[-1.0], [7.0]]]))
+        assert statistics.per_pass_deviation == pytest.approx(0.5)
+        assert statistics.per_pass_mean_absolute == pytest.approx(2.5)
+        assert statistics.per_example_deviation == pytest.approx(math.sqrt((60 - 4 * 2.5**2) / 4))
+        assert statistics.per_example_mean_absolute == pytest.approx(3.0)
+        # the examples vary by +-1 and +-2 over the draws
+        assert statistics.per_example_deviation_of_draws == pytest.approx(math.sqrt((1 + 4) / 2))
+
+    def test_statistics_are_means_over_the_units(self):
+        # one example, two draws; units 1, 3 and -4, -4: the absolute of a mean would be another number
+        statistics = gradient_statistics(torch.tensor([[[1.0, -4.0]], [[3.0, -4.0]]]))
+        assert statistics.per_pass_deviation == statistics.per_example_deviation == pytest.approx((1 + 0) / 2)
+        assert statistics.per_pass_mean_absolute == pytest.approx((2 + 4) / 2)
 
     def test_without_noise_the_draws_do_not_differ(self):
         gradients = classifier_gradients(small_classifier("softmax"), small_batch(), draws=3, seed=0)
-        assert gradient_statistics(gradients).deviation_of_draws == 0
+        statistics = gradient_statistics(gradients)
+        assert statistics.per_pass_deviation == statistics.per_example_deviation_of_draws == 0
+        assert statistics.per_example_deviation > 0

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from support import TINY
 
 from klformer import cli
 from klformer.analysis.variance import variance_metrics
-from klformer.experiments.analyze import variance
+from klformer.experiments.analyze import gradients, variance
 from klformer.experiments.run import load_run
 from klformer.models import SequenceEmbedding
 from klformer.tasks import collate
@@ -140,20 +141,69 @@ def test_kernel(runs, tmp_path, capsys):
     assert sum(row["weight"] for row in weights) == pytest.approx(2 * 4)
 
 
-def test_gradients_at_the_milestones(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("klformer.training.trainer.MILESTONES", (10, 20))
-    monkeypatch.setattr("klformer.experiments.analyze.gradients.MILESTONES", (10, 20))
-    options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", tmp_path, "--name", "longer"]
-    cli.main(["train", *map(str, options), "--training.max-steps", "60", "--optimiser.learning-rate", "0.01"])
-    reached = json.loads((tmp_path / "longer" / "result.json").read_text())["first_reached"]
-    out = analyze(capsys, "gradients", tmp_path / "longer", "--quick", "--out", tmp_path / "analysis")
-    rows = results(tmp_path / "analysis", "gradients")
-    assert [(row["reached"], row["step"]) for row in rows] == [
-        (p, reached[str(p)]) for p in (10, 20) if str(p) in reached
-    ]
-    assert rows, "the run must have reached 10%"
-    assert all(row["deviation"] > 0 for row in rows)
-    assert "deviation_of_draws" in out
+@pytest.fixture(scope="module")
+def milestones(tmp_path_factory):
+    """Two runs that kept their milestones, of which one has reached none; what counts are 10% and 99%."""
+    home = tmp_path_factory.mktemp("milestones")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KLFORMER_DATA", str(home / "data"))
+        patch.setattr("klformer.training.trainer.MILESTONES", (10, 99))
+        patch.setattr("klformer.experiments.analyze.gradients.MILESTONES", (10, 99))
+        options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", str(home), "--name"]
+        cli.main(
+            ["train", *options, "longer", "--training.max-steps", "60", "--optimiser.learning-rate", "0.01"],
+        )
+        cli.main(["train", *options, "nowhere"])
+        for checkpoint in (home / "nowhere" / "checkpoints").glob("reached*"):
+            shutil.rmtree(checkpoint)
+        yield home
+
+
+def test_gradients_at_the_milestones(milestones, tmp_path, capsys):
+    reached = json.loads((milestones / "longer" / "result.json").read_text())["first_reached"]
+    assert "10" in reached
+    out = analyze(capsys, "gradients", milestones / "longer", "--quick", "--out", tmp_path)
+    first, second = results(tmp_path, "gradients")
+    assert (first["reached"], first["step"], first["task"]) == (10, reached["10"], "sparsity 0.5")
+    assert 0 < first["per_pass_deviation"] < first["per_example_deviation"]
+    assert 0 < first["per_pass_mean_absolute"] < first["per_example_mean_absolute"]
+    assert (second["reached"], second["step"], second["per_pass_deviation"]) == (99, None, None)
+    assert all(word in out for word in ("per pass", "per example", "not reached"))
+    caption = json.loads((tmp_path / "gradients.json").read_text())["caption"]
+    assert "per pass, one value a draw" in caption
+    assert "per example, one value a draw and example" in caption
+
+
+def test_a_run_that_reached_no_milestone_keeps_its_place_and_its_curve(milestones, tmp_path, capsys, monkeypatch):
+    figures, original = [], gradients.write_results
+    monkeypatch.setattr(gradients, "write_results", lambda *a, **k: figures.append(k["figure"]) or original(*a, **k))
+    out = analyze(capsys, "gradients", milestones / "nowhere", "--quick", "--out", tmp_path)
+    assert "-: not reached" in out
+    rows = results(tmp_path, "gradients")
+    assert [(row["run"], row["reached"], row["step"]) for row in rows] == [("nowhere", 10, None), ("nowhere", 99, None)]
+    with (tmp_path / "gradients.csv").open() as file:
+        assert [row["per_pass_deviation"] for row in csv.DictReader(file)] == ["", ""]
+    curve = figures[0].axes[0].lines[0]
+    assert len(curve.get_xdata()) > 0
+
+
+def test_the_bar_of_the_gradients_moves_with_every_draw(milestones, tmp_path, capsys, monkeypatch):
+    moved, totals = [], []
+
+    class Bar(gradients.Progress):
+        def add_task(self, *arguments, total, **named):
+            totals.append(total)
+            return super().add_task(*arguments, total=total, **named)
+
+        def advance(self, *arguments):
+            moved.append(1)
+            super().advance(*arguments)
+
+    monkeypatch.setattr(gradients, "Progress", Bar)
+    folders = [milestones / "longer", milestones / "nowhere"]
+    analyze(capsys, "gradients", *folders, "--draws", "3", "--examples", "4", "--out", tmp_path)
+    assert totals == [3]
+    assert len(moved) == 3
 
 
 @pytest.mark.parametrize(

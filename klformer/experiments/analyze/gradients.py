@@ -1,6 +1,7 @@
 """`klformer analyze gradients`: gradients at the classifier on the way to the solution, and learning curves."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,27 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from klformer.analysis.gradients import classifier_gradients, gradient_statistics
+from klformer.analysis.gradients import GradientStatistics, classifier_gradients, gradient_statistics
 from klformer.experiments.analyze.output import print_table, write_results
-from klformer.experiments.run import attention_label, load_run
+from klformer.experiments.run import attention_label, load_run, task_label
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS, MARKERS, STYLES
-from klformer.tasks import collate
-from klformer.training.checkpoint import MILESTONES, CheckpointStore, milestone
+from klformer.tasks import Batch, collate
+from klformer.training.checkpoint import MILESTONES, Checkpoint, CheckpointStore, milestone
 from klformer.training.errors import TrainingError
 from klformer.training.log import read_lines
-from klformer.training.progress import make_reporter
+from klformer.training.progress import Reporter, make_reporter
+
+Row = dict[str, Any]
 
 CAPTION = (
-    "Left: validation accuracy against steps. Right: deviation of the gradients at the hidden units of the classifier, "
-    "over {examples} validation examples and {draws} draws, when the accuracy first reached 20, 40, 60 and 80%."
+    "Left: validation accuracy against steps. Others: deviation of the gradients at the hidden units of the "
+    "classifier, when the accuracy first reached 20, 40, 60 and 80%, from the first {examples} validation examples "
+    "under {draws} draws, in both readings of the paper: per pass, one value a draw, the gradient of the mean loss of "
+    "all examples; per example, one value a draw and example, pooled."
 )
+#: Panels of the figure, by the columns that they show.
+DEVIATIONS = {"per_pass_deviation": "per pass", "per_example_deviation": "per example"}
 
 
 @dataclass(frozen=True)
@@ -56,81 +63,106 @@ def run(options: GradientAnalysis) -> None:
     examples, draws = (10, 5) if options.quick else (options.examples, options.draws)
     if examples < 1 or draws < 1:
         raise ValueError(f"examples and draws must be at least 1, got {examples} and {draws}")
-    rows: list[dict[str, Any]] = []
+    if not options.runs:
+        raise ValueError("runs must be one folder or more, got none")
+    reporter = make_reporter(quiet=False)
+    examined = [_open(folder, options.data_root, examples, reporter) for folder in options.runs]
+    rows: list[Row] = []
     with Progress(transient=True) as progress:
-        bar = progress.add_task("gradients", total=len(options.runs) * len(MILESTONES))
-        for folder in options.runs:
-            for row in _rows_of(folder, options.data_root, examples, draws):
-                rows.append(row)
-                progress.advance(bar)
-    console = Console(width=max(120, Console().width))
-    print_table(console, rows, f"gradients at the classifier, {examples} examples x {draws} draws")
+        bar = progress.add_task("gradients", total=draws * sum(len(one.reached) for one in examined))
+        for one in examined:
+            rows += _rows(one, draws, lambda: progress.advance(bar))
+    console = Console(width=max(150, Console().width))
+    print_table(console, rows, f"gradients at the classifier, {examples} examples x {draws} draws; -: not reached")
     settings = {"examples": examples, "draws": draws}
     caption = CAPTION.format(examples=examples, draws=draws)
-    figure = draw(options.runs, rows)
+    figure = draw(examined, rows)
     write_results(options.out, "gradients", caption=caption, rows=rows, settings=settings, figure=figure)
     console.print(f"written to {options.out}", highlight=False)
 
 
-def _rows_of(folder: Path, data_root: Path | None, examples: int, draws: int) -> list[dict[str, Any]]:
-    """One row for every milestone that the run has reached."""
-    reporter = make_reporter(quiet=False)
+@dataclass(frozen=True)
+class Examined:
+    """A run with what its gradients are computed from."""
+
+    folder: Path
+    attention: str
+    task: str
+    seed: int
+    model: SequenceClassifier
+    batch: Batch
+    #: The checkpoints of the milestones that it has reached.
+    reached: Mapping[int, Checkpoint]
+
+
+def _open(folder: Path, data_root: Path | None, examples: int, reporter: Reporter) -> Examined:
     loaded = load_run(folder, reporter, data_root=data_root)
     if not isinstance(loaded.model, SequenceClassifier):
         raise ValueError(f"{folder}: gradients are defined for classifiers of single sequences, not of pairs")
     if not loaded.config.training.keep_milestones:
         raise TrainingError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones")
     validation = loaded.task.load("validation")
-    batch = collate(validation, np.arange(min(examples, len(validation))))
     store = CheckpointStore(folder / "checkpoints", reporter.say)
+    found = {percent: store.newest(milestone(percent)) for percent in MILESTONES}
+    return Examined(
+        folder=folder,
+        attention=attention_label(loaded.config),
+        task=task_label(loaded.config.task, loaded.config.data.sparsity),
+        seed=loaded.config.seed,
+        model=loaded.model,
+        batch=collate(validation, np.arange(min(examples, len(validation)))),
+        reached={percent: checkpoint for percent, checkpoint in found.items() if checkpoint is not None},
+    )
+
+
+def _rows(examined: Examined, draws: int, advance: Callable[[], None]) -> list[Row]:
+    """One row a milestone; without numbers if the run has not reached it."""
+    known = {"run": examined.folder.name, "attention": examined.attention, "task": examined.task}
+    missing = dict.fromkeys(["step", "accuracy", *(field.name for field in fields(GradientStatistics))])
     rows = []
     for percent in MILESTONES:
-        checkpoint = store.newest(milestone(percent))
-        if checkpoint is None:
-            reporter.say(f"{folder} has not reached {percent}%")
-            continue
-        loaded.model.load_state_dict(checkpoint.weights())
-        gradients = classifier_gradients(loaded.model, batch, draws=draws, seed=loaded.config.seed)
-        rows.append(
-            {
-                "run": folder.name,
-                "attention": attention_label(loaded.config),
-                "sparsity": loaded.config.data.sparsity,
-                "reached": percent,
-                "step": checkpoint.step,
-                "accuracy": float(checkpoint.info["validation_accuracy"]),
-            }
-            | asdict(gradient_statistics(gradients))
-        )
+        row: Row = known | {"reached": percent} | missing
+        if percent in examined.reached:
+            row |= _measure(examined, examined.reached[percent], draws, advance)
+        rows.append(row)
     return rows
 
 
-def draw(folders: tuple[Path, ...], rows: list[dict[str, Any]]) -> Figure:
-    """Learning curves, and the deviations at the milestones; colours by attention, dashes by sparsity."""
-    attentions = list(dict.fromkeys(row["attention"] for row in rows))
-    sparsities = sorted({row["sparsity"] for row in rows})
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for folder in folders:
-        mine = [row for row in rows if row["run"] == folder.name]
-        if not mine:
-            continue
+def _measure(examined: Examined, checkpoint: Checkpoint, draws: int, advance: Callable[[], None]) -> Row:
+    examined.model.load_state_dict(checkpoint.weights())
+    gradients = classifier_gradients(examined.model, examined.batch, draws=draws, seed=examined.seed, advance=advance)
+    accuracy = float(checkpoint.info["validation_accuracy"])
+    return {"step": checkpoint.step, "accuracy": accuracy} | asdict(gradient_statistics(gradients))
+
+
+def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
+    """Learning curves, and the deviations at the milestones; colours by attention, dashes by task."""
+    attentions = list(dict.fromkeys(one.attention for one in examined))
+    tasks = sorted({one.task for one in examined})
+    figure = plt.figure(figsize=(13, 4.8), layout="constrained")
+    left, *others = figure.subplots(1, 1 + len(DEVIATIONS))
+    for number, one in enumerate(examined):
         look: dict[str, Any] = {
-            "color": COLOURS[attentions.index(mine[0]["attention"]) % len(COLOURS)],
-            "linestyle": STYLES[sparsities.index(mine[0]["sparsity"]) % len(STYLES)],
-            "marker": MARKERS[sparsities.index(mine[0]["sparsity"]) % len(MARKERS)],
+            "color": COLOURS[attentions.index(one.attention) % len(COLOURS)],
+            "linestyle": STYLES[tasks.index(one.task) % len(STYLES)],
+            "marker": MARKERS[tasks.index(one.task) % len(MARKERS)],
             "markersize": 4,
+            "label": f"{one.attention}, {one.task}",
         }
-        label = f"{mine[0]['attention']}, p = {mine[0]['sparsity']:g}"
-        points = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "validation"]
-        left.plot([p["step"] for p in points], [100 * p["accuracy"] for p in points], label=label, **look)
-        right.plot([row["reached"] for row in mine], [row["deviation"] for row in mine], label=label, **look)
+        points = [line for line in read_lines(one.folder / "metrics.jsonl") if line["kind"] == "validation"]
+        left.plot([point["step"] for point in points], [100 * point["accuracy"] for point in points], **look)
+        mine = rows[number * len(MILESTONES) : (number + 1) * len(MILESTONES)]
+        reached = [row for row in mine if row["step"] is not None]
+        for axes, column in zip(others, DEVIATIONS, strict=True):
+            axes.plot([row["reached"] for row in reached], [row[column] for row in reached], **look)
     left.set_xlabel("training step")
     left.set_ylabel("validation accuracy, %")
-    right.set_xlabel("validation accuracy first reached, %")
-    right.set_ylabel("deviation of the gradients")
-    right.set_yscale("log")
-    right.set_xticks(MILESTONES)
-    for axes in (left, right):
+    for axes, reading in zip(others, DEVIATIONS.values(), strict=True):
+        axes.set_xlabel("validation accuracy first reached, %")
+        axes.set_ylabel(f"deviation of the gradients, {reading}")
+        axes.set_yscale("log")
+        axes.set_xticks(MILESTONES)
+    for axes in (left, *others):
         axes.grid(alpha=0.3)
     left.legend(fontsize=7, frameon=False)
     return figure

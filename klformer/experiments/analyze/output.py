@@ -56,10 +56,17 @@ def write_results(
 
 
 def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """The rows on screen; numbers with four significant digits."""
+    """The rows on screen; numbers with four significant digits, - where there is none."""
     table = Table(title=title, title_justify="left")
     for column in rows[0] if rows else ():
-        table.add_column(str(column), justify="left" if isinstance(rows[0][column], str) else "right")
+        heading = str(column).replace("_", " ")  # so that it can be broken
+        table.add_column(heading, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+        table.add_row(*(_cell(value) for value in row.values()))
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from klformer.attention import attention_names
 from klformer.experiments.presets import PRESETS, frequencies
 from klformer.experiments.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
 from klformer.experiments.report.reading import finite, read_object, rows_of
-from klformer.experiments.run import CONFIG, RESULT, flatten
+from klformer.experiments.run import CONFIG, RESULT, flatten, task_label
 from klformer.tasks import task_names
 from klformer.training.log import read_lines
 
@@ -195,7 +195,7 @@ def read_run(folder: Path) -> Run:
     result = _read_result(folder / RESULT) if (folder / RESULT).exists() else None
     return Run(
         name=folder.resolve().name,
-        task=f"{task} {flat['data.sparsity']:g}" if _has_sparsity(task, flat) else task,
+        task=task_label(task, finite(flat.get("data.sparsity"))),
         attention=_label(task, preset, name, options),
         attention_name=name,
         preset=preset,
@@ -269,10 +269,6 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         number = finite(value)
         if number is not None:
             yield key, number
-
-
-def _has_sparsity(task: str, flat: Mapping[str, Any]) -> bool:
-    return task == "sparsity" and finite(flat.get("data.sparsity")) is not None
 
 
 def _label(task: str, preset: str, name: str, options: Mapping[str, Any]) -> str:
