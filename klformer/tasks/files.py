@@ -35,9 +35,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines without their ends."""
+    """Line numbers, from 1, and lines without their ends.
+
+    Raises:
+        DataError: the file can't be read, or its last line has no end: nobody knows then whether it is whole.
+    """
     with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                raise DataError("the last line has no line end: the file seems to be cut", file=path, line=number)
             yield number, line.rstrip(b"\r\n")
 
 

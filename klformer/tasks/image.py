@@ -94,6 +94,8 @@ class Arrays(ImageSource):
                 f"must be uint8 (N, 32, 32) with N labels, got {images.dtype} {images.shape} and {labels.shape}",
                 file=path,
             )
+        if not len(images):
+            raise DataError("has no images", file=path)
         return images.reshape(-1, _PIXELS), _checked(labels, path)
 
     @staticmethod

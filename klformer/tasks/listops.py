@@ -119,11 +119,16 @@ def read_listops(path: Path, max_len: int) -> Examples:
     """Read a file in LRA's format.
 
     Raises:
-        DataError: the header, the number of fields, a token or a label is wrong, or there are no rows.
+        DataError: the header, the number of fields, a token, the brackets or a label is wrong, there are no rows, or
+            the file is cut.
     """
     sources, labels = ByteRows(), []
     for number, source, target in _rows(path):
-        sources.add(_encode(source, path, number)[:max_len])
+        ids = _encode(source, path, number)
+        opened, closed = source.count(b"["), source.count(b"]")
+        if opened != closed:
+            raise DataError(f"has {opened} operators and {closed} ], which must be as many", file=path, line=number)
+        sources.add(ids[:max_len])
         labels.append(parse_label(target.decode("latin-1"), 10, file=path, line=number))
     if not labels:
         raise DataError("has no rows after the header", file=path)

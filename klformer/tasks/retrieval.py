@@ -65,7 +65,7 @@ def read_pairs(path: Path, max_len: int) -> Examples:
     """Read a file of pairs.
 
     Raises:
-        DataError: the number of fields or a label is wrong, or there are no rows.
+        DataError: the number of fields or a label is wrong, there are no rows, or the file is cut.
     """
     first, second, labels = ByteRows(), ByteRows(), []
     for number, line in read_lines(path):

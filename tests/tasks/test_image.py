@@ -198,6 +198,10 @@ def test_damaged_arrays(tmp_path, images):
         DataError, match=r"must be uint8 \(N, 32, 32\) with N labels, got uint8 \(3, 32, 32\) and \(10,\)"
     ):
         task(tmp_path).load("test")
+    np.save(path, np.zeros((0, 32, 32), np.uint8))
+    np.save(path.with_name("test_y.npy"), np.zeros(0, np.uint8))
+    with pytest.raises(DataError, match=r"test_x\.npy: has no images"):
+        task(tmp_path).load("test")
 
 
 def test_damaged_folders(tmp_path, images):

@@ -45,7 +45,7 @@ def test_reads_the_format_of_lra(tmp_path, end):
 
 
 def test_reads_other_spacing_and_no_parentheses(tmp_path):
-    examples = read_listops(write(tmp_path / "basic.tsv", HEADER + b"[MED  1 4 ]\t2\n[MED 1 4 ]\t2"), 2000)
+    examples = read_listops(write(tmp_path / "basic.tsv", HEADER + b"[MED  1 4 ]\t2\n[MED 1 4 ]\t2\n"), 2000)
     assert [words(ids) for ids in examples.first] == ["[MED 1 4 ]"] * 2
 
 
@@ -61,9 +61,11 @@ def test_cuts_at_max_len(tmp_path):
         (HEADER, "has no rows after the header"),
         (b"Target\tSource\r\n" + ROW, "line 1: the header must be Source and Target"),
         (ROW, "line 1: the header must be"),
-        (HEADER + ROW + b"( ( [MIN 4 ) 7", "line 3: a row must have 2 fields separated by a tab, got 1"),
+        (HEADER + ROW + b"( ( [MIN 4 ) 7\n", "line 3: a row must have 2 fields separated by a tab, got 1"),
         (HEADER + ROW + b"\r\n" + ROW, "line 3: a row must have 2 fields separated by a tab, got 1"),
-        (HEADER + ROW + b"[MIN 1 2 ]\t", "line 3: the label must be a whole number from 0 to 9, got ''"),
+        (HEADER + ROW + ROW[:-2], "line 3: the last line has no line end: the file seems to be cut"),
+        (HEADER + ROW + b"[MAX [MIN 1 2 ] 4\t4\n", r"line 3: has 2 operators and 1 \], which must be as many"),
+        (HEADER + ROW + b"[MIN 1 2 ]\t\n", "line 3: the label must be a whole number from 0 to 9, got ''"),
         (HEADER + b"[MIN 1 2 ]\t10\n", "line 2: the label must be a whole number from 0 to 9, got '10'"),
         (HEADER + ROW + b"[MIN 1 12 ]\t1\n", "line 3: unknown token '12'"),
         (HEADER + b"[SUM 1 2 ]\t1\n", r"line 2: unknown token '\[SUM'"),

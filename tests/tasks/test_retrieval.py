@@ -65,6 +65,14 @@ def test_malformed_rows(tmp_path, row, problem):
         task(tmp_path).load("validation")
 
 
+def test_a_file_cut_inside_its_last_text(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "new_aan_pairs.test.tsv"
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    with pytest.raises(DataError, match=r"test\.tsv, line 3: the last line has no line end: the file seems to be cut"):
+        task(tmp_path).load("test")
+
+
 def test_empty_and_missing_files(tmp_path):
     fill(tmp_path)
     (tmp_path / "new_aan_pairs.train.tsv").write_bytes(b"")
