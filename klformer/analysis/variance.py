@@ -70,7 +70,11 @@ def variance_metrics(scores: FloatArray, labels: npt.NDArray[np.int64]) -> Varia
 
 
 def r_squared(x: FloatArray, y: FloatArray) -> float:
-    """Squared correlation of two measures over several runs; nan for less than three runs or if one is constant."""
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    """Squared correlation of two measures over several runs.
+
+    nan for less than three runs, if one of the measures is the same for all, or if a number is not finite.
+    """
+    usable = len(x) >= 3 and np.isfinite(x).all() and np.isfinite(y).all()
+    if not usable or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1] ** 2)

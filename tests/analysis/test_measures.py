@@ -84,6 +84,7 @@ class TestVariance:
         assert r_squared(x, np.array([1.0, 1.0, 4.0, 4.0])) == pytest.approx(1.5**2 / (1.25 * 2.25))
         assert math.isnan(r_squared(x[:2], x[:2]))
         assert math.isnan(r_squared(x, np.ones(4)))
+        assert math.isnan(r_squared(x, np.array([1.0, 2.0, np.inf, 4.0])))
 
 
 class TestSpectra:

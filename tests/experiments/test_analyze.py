@@ -2,17 +2,22 @@
 
 import csv
 import json
+import math
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from matplotlib import pyplot as plt
 from support import TINY
 
 from klformer import cli
 from klformer.analysis.variance import variance_metrics
-from klformer.experiments.analyze import gradients, variance
+from klformer.experiments.analyze import eigenvalues, gradients, kernel, turing, variance
+from klformer.experiments.analyze.output import write_results
+from klformer.experiments.report.collect import read_analysis
+from klformer.experiments.report.tables import MISSING, variance_table
 from klformer.experiments.run import load_run
 from klformer.models import SequenceEmbedding
 from klformer.tasks import collate
@@ -41,8 +46,8 @@ def analyze(capsys, *arguments):
 
 
 def results(folder, name):
-    """Rows of the JSON, after checking that the other files are there and agree."""
-    report = json.loads((folder / f"{name}.json").read_text())
+    """Rows of the JSON, after checking that it is strict and that the other files are there and agree."""
+    report = json.loads((folder / f"{name}.json").read_text(), parse_constant=pytest.fail)
     with (folder / f"{name}.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(report["rows"])
     assert (folder / f"{name}.png").stat().st_size > 5000
@@ -54,14 +59,15 @@ def test_variance(runs, tmp_path, capsys):
     folders = [runs / name for name in ATTENTIONS]
     out = analyze(capsys, "variance", *folders, "--draws", "4", "--limit", "20", "--out", tmp_path)
     assert "softmax has nothing that is drawn at random; left out" in out
-    assert "R^2 rsd-pi" in out
+    assert "R^2 rsd-pi, sparsity 0.5: " in out
     rows = results(tmp_path, "variance")
     assert [row["attention"] for row in rows] == [
         "gmm-rks:num_frequencies=8",
         "gmm-prf:num_frequencies=8",
         "fastfood-prf:num_frequencies=8",
     ]
-    results(tmp_path, "variance-correlations")
+    assert {row["task"] for row in rows} == {"sparsity 0.5"}
+    assert results(tmp_path, "variance-correlations") == rows
 
     loaded = load_run(runs / "gmm-prf", SilentReporter())
     examples = loaded.task.load("validation").take(np.arange(20))
@@ -71,6 +77,52 @@ def test_variance(runs, tmp_path, capsys):
     expected = variance_metrics(scores, examples.labels)
     assert rows[1]["rsd"] == pytest.approx(expected.rsd, rel=1e-4)
     assert rows[1]["pi"] == pytest.approx(expected.pi)
+
+
+def test_below_three_runs_there_is_no_correlation(runs, tmp_path, capsys):
+    out = analyze(capsys, "variance", runs / "gmm-rks", "--draws", "2", "--limit", "20", "--out", tmp_path)
+    assert "no R^2 for sparsity 0.5: it takes 3 runs of the task, there are 1" in out
+    assert len(results(tmp_path, "variance")) == 1
+    assert json.loads((tmp_path / "variance.json").read_text())["settings"]["r_squared"] == {}
+    assert not (tmp_path / "variance-correlations.json").exists()
+
+
+def measured(run, task, rsd, pi, agv):
+    return {"run": run, "attention": run[:-1], "task": task, "rsd": rsd, "pi": pi, "agv": agv, "voting_accuracy": 0.5}
+
+
+def test_correlations_are_of_one_task():
+    """Within each task RSD and PI fall on a line, one up and one down; two runs are too few."""
+    rows = [measured(f"a{x}", "sparsity 0.5", x, 2 * x, 1.0) for x in (1, 2, 3)]
+    rows += [measured(f"b{x}", "sparsity 0.1", x, 9 - x, 1 + x % 2) for x in (1, 2, 3)]
+    rows += [measured(f"c{x}", "text", x, x, x) for x in (1, 2)]
+    found = variance.correlate(rows)
+    assert list(found) == ["sparsity 0.5", "sparsity 0.1"]
+    assert found["sparsity 0.5"]["rsd-pi"] == found["sparsity 0.1"]["rsd-pi"] == pytest.approx(1)
+    assert found["sparsity 0.1"]["rsd-agv"] == pytest.approx(0)
+    lines = list(variance.describe_correlations(rows, found))
+    assert "R^2 rsd-agv, sparsity 0.5: not defined over 3 runs" in lines
+    assert lines[-1] == "no R^2 for text: it takes 3 runs of the task, there are 2"
+    figure = variance.draw_correlations(rows, found)
+    assert [axes.get_title() for axes in figure.axes][::3] == [
+        "sparsity 0.5: R² not defined, 3 runs",
+        "sparsity 0.1: R² 0.00, 3 runs",
+    ]
+    assert all(len(axes.collections) == 3 for axes in figure.axes)
+    plt.close(figure)
+
+
+def test_numbers_that_are_not_finite_are_null_and_missing_in_the_report(tmp_path):
+    rows = [measured("a1", "text", math.inf, 1.0, math.nan), measured("b1", "text", 0.5, 2.0, 1.0)]
+    settings = {"r_squared": {"text": {"rsd-pi": math.nan}}, "nested": [(-math.inf, tmp_path)]}
+    write_results(
+        tmp_path, "variance", caption="Caption.", rows=rows, settings=settings, figure=variance.draw_bars(rows)
+    )
+    assert [row["rsd"] for row in results(tmp_path, "variance")] == [None, 0.5]
+    written = json.loads((tmp_path / "variance.json").read_text())["settings"]
+    assert written == {"r_squared": {"text": {"rsd-pi": None}}, "nested": [[None, str(tmp_path)]]}
+    table = variance_table(read_analysis(tmp_path / "variance.json").rows)
+    assert (table.rows[0][3], table.rows[0][5]) == (MISSING, MISSING)
 
 
 def test_variance_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatch):
@@ -211,6 +263,16 @@ def test_the_bar_of_the_gradients_moves_with_every_draw(milestones, tmp_path, ca
     [
         (["variance", "RUNS/softmax"], "none of the runs has noise to draw"),
         (["variance", "RUNS/gmm-rks", "--draws", "1"], "draws must be at least 2, got 1"),
+        (["variance", "RUNS/gmm-rks", "--limit", "0"], "limit must be at least 1, got 0"),
+        (["eigenvalues", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["kernel", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["kernel", "RUNS/gmm-rks", "--quick", "--draws", "-3"], "draws must be at least 1, got -3"),
+        (["gradients", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["gradients", "RUNS/gmm-rks", "--examples", "0"], "examples must be at least 1, got 0"),
+        (["gradients"], "runs must be one folder or more, got none"),
+        (["mse", "--draws", "1"], "draws must be at least 2, got 1"),
+        (["turing", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["turing", "--steps", "0"], "steps must be at least 1, got 0"),
         (["variance", "RUNS/nowhere"], "nowhere is not a run: it has no config.json"),
         (["eigenvalues", "RUNS/softmax"], "none of the runs has frequencies"),
         (["kernel", "RUNS/softmax"], "softmax has no frequencies to look at"),
@@ -225,3 +287,36 @@ def test_what_cannot_be_analysed_is_said(runs, tmp_path, capsys, arguments, mess
     with pytest.raises(SystemExit):
         cli.main(["analyze", *arguments, "--out", str(tmp_path)])
     assert message in capsys.readouterr().err
+
+
+QUICK = {
+    "variance": (variance, ("draws", "limit")),
+    "eigenvalues": (eigenvalues, ("draws",)),
+    "kernel": (kernel, ("draws",)),
+    "gradients": (gradients, ("examples", "draws")),
+    "turing": (turing, ("seeds", "max_samples")),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_given_wins_over_quick_and_the_help_says_what_is_not(name, capsys):
+    module, options = QUICK[name]
+    with pytest.raises(SystemExit):
+        cli.main(["analyze", name, "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for option in options:
+        count = getattr(module, option.upper())
+        assert count.choose(None, quick=False) == count.full
+        assert count.choose(None, quick=True) == count.quick
+        assert count.choose(7, quick=True) == count.choose(7, quick=False) == 7
+        assert f"{'all' if count.full is None else count.full}, or {count.quick} with --quick" in shown
+
+
+def test_quick_with_an_option(runs, tmp_path, capsys):
+    out = analyze(capsys, "variance", runs / "gmm-rks", "--quick", "--draws", "3", "--limit", "11", "--out", tmp_path)
+    assert "variance over 3 draws" in out
+    assert results(tmp_path, "variance")[0]["examples"] == 11
+    analyze(capsys, "eigenvalues", runs / "gmm-rks", "--quick", "--draws", "3", "--out", tmp_path)
+    analyze(capsys, "kernel", runs / "gmm-rks", "--quick", "--draws", "3", "--out", tmp_path)
+    for name in ("variance", "eigenvalues", "kernel-profiles"):
+        assert json.loads((tmp_path / f"{name}.json").read_text())["settings"]["draws"] == 3

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from klformer.analysis.spectra import HeadSpectrum, eigenvalues, spectra_of
+from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
 from klformer.experiments.build import build_model
 from klformer.experiments.run import LoadedRun, attention_label, initial_weights, load_run
@@ -22,6 +23,7 @@ CAPTION = (
     "Eigenvalues of the covariance of the frequencies, by layer and head, after training and at initialisation. "
     "Gaussian mixtures in closed form, other distributions from {draws} draws."
 )
+DRAWS = Count("draws", full=64, quick=8)
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,20 @@ class EigenvalueAnalysis:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs."""
-    draws: int = 64
-    """Draws for distributions without a closed form."""
+    draws: int | None = None
+    """Draws for distributions without a closed form; 64, or 8 with --quick."""
     quick: bool = False
-    """8 draws."""
+    """Fewer draws, where nothing else is said."""
     out: Path = Path("analysis")
     """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
 
 
 def run(options: EigenvalueAnalysis) -> None:
     """Compute, print and write the eigenvalues."""
-    draws = 8 if options.quick else options.draws
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    draws = DRAWS.choose(options.draws, quick=options.quick)
     console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
     rows: list[dict[str, Any]] = []
     spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]] = []

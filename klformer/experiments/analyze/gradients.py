@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from klformer.analysis.gradients import GradientStatistics, classifier_gradients, gradient_statistics
+from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
 from klformer.experiments.run import attention_label, load_run, task_label
 from klformer.models import SequenceClassifier
@@ -31,6 +32,8 @@ CAPTION = (
     "under {draws} draws, in both readings of the paper: per pass, one value a draw, the gradient of the mean loss of "
     "all examples; per example, one value a draw and example, pooled."
 )
+EXAMPLES = Count("examples", full=50, quick=10)
+DRAWS = Count("draws", full=50, quick=5)
 #: Panels of the figure, by the columns that they show.
 DEVIATIONS = {"per_pass_deviation": "per pass", "per_example_deviation": "per example"}
 
@@ -46,23 +49,26 @@ class GradientAnalysis:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs."""
-    examples: int = 50
-    """The first so many validation examples."""
-    draws: int = 50
-    """Draws of the frequencies."""
+    examples: int | None = None
+    """The first so many validation examples; 50, or 10 with --quick."""
+    draws: int | None = None
+    """Draws of the frequencies; 50, or 5 with --quick."""
     quick: bool = False
-    """10 examples, 5 draws."""
+    """Fewer draws of fewer examples, where nothing else is said."""
     data_root: Path | None = None
     """Where the data is, if not where it was in training."""
     out: Path = Path("analysis")
     """Folder for the results."""
 
+    def __post_init__(self) -> None:
+        EXAMPLES.check(self.examples)
+        DRAWS.check(self.draws)
+
 
 def run(options: GradientAnalysis) -> None:
     """Compute, print and write the table and the figure."""
-    examples, draws = (10, 5) if options.quick else (options.examples, options.draws)
-    if examples < 1 or draws < 1:
-        raise ValueError(f"examples and draws must be at least 1, got {examples} and {draws}")
+    examples = EXAMPLES.choose(options.examples, quick=options.quick)
+    draws = DRAWS.choose(options.draws, quick=options.quick)
     if not options.runs:
         raise ValueError("runs must be one folder or more, got none")
     reporter = make_reporter(quiet=False)

@@ -21,6 +21,7 @@ from klformer.analysis.kernel_view import (
     sample_frequencies,
 )
 from klformer.attention.kernelized import KernelizedAttention
+from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import write_results
 from klformer.experiments.build import build_model
 from klformer.experiments.run import LoadedRun, initial_weights, load_run
@@ -41,6 +42,7 @@ DENSITY_CAPTION = (
 ATTENTION_CAPTION = (
     "Where CLS attends in validation example {example}: weights over the positions, mean of {draws} draws."
 )
+DRAWS = Count("draws", full=50, quick=5)
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,22 @@ class KernelAnalysis:
     """Folder of a run."""
     example: int = 0
     """Example of the validation set whose attention is drawn."""
-    draws: int = 50
-    """Draws of the frequencies that are averaged over."""
+    draws: int | None = None
+    """Draws of the frequencies that are averaged over; 50, or 5 with --quick."""
     quick: bool = False
-    """5 draws."""
+    """Fewer draws, where nothing else is said."""
     data_root: Path | None = None
     """Where the data is, if not where it was in training."""
     out: Path = Path("analysis")
     """Folder for the results."""
 
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
+
 
 def run(options: KernelAnalysis) -> None:
     """Draw and write the three figures with their numbers."""
-    draws = 5 if options.quick else options.draws
+    draws = DRAWS.choose(options.draws, quick=options.quick)
     loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
     if not isinstance(loaded.model, SequenceClassifier):
         raise ValueError(f"{options.run}: drawn for classifiers of single sequences, not of pairs")

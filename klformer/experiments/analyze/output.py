@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,8 @@ def write_results(
         rows: The numbers, one flat mapping a row, all with the same keys.
         settings: What the numbers depend on: runs, draws, seeds.
 
+    In the JSON a number that is not finite is null, because JSON has no other word for it.
+
     Returns:
         What was written.
     """
@@ -39,11 +42,11 @@ def write_results(
         "caption": caption,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
-        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()},
-        "rows": [dict(row) for row in rows],
+        "settings": settings,
+        "rows": rows,
     }
     written = [folder / f"{name}.json", folder / f"{name}.csv"]
-    written[0].write_text(json.dumps(report, indent=2) + "\n")
+    written[0].write_text(json.dumps(_plain(report), indent=2, allow_nan=False) + "\n")
     with written[1].open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
         writer.writeheader()
@@ -53,6 +56,17 @@ def write_results(
         written += [folder / f"{name}.svg", folder / f"{name}.png"]
         save(figure, *written[2:])
     return written
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str) -> None:

@@ -33,6 +33,7 @@ from klformer.analysis.turing import (
     load_machine,
 )
 from klformer.checks import check_count
+from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
 from klformer.plotting import MARKERS, line_style
 from klformer.tasks.progress import progress
@@ -41,8 +42,9 @@ from klformer.tasks.progress import progress
 SCALING_MACHINE = "counter"
 SCALING_STEPS = (8, 16, 32, 64, 128, 256, 512)
 QUICK_SCALING_STEPS = (8, 16, 32)
-QUICK_SEEDS, QUICK_SAMPLES = 3, 1024
 FEWEST_SAMPLES = 4
+SEEDS = Count("seeds", full=10, quick=3)
+MAX_SAMPLES = Count("max_samples", full=16_384, quick=1024, minimum=FEWEST_SAMPLES)
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,18 @@ class TuringAnalysis:
     """Input, if not the one in the file."""
     steps: int | None = None
     """Limit of steps, if not the one in the file."""
-    seeds: int = 10
-    """Draws of random features; a number of samples counts if all of them follow the machine to the end."""
-    max_samples: int = 16_384
-    """The largest number of samples to try; the search starts with 4 and doubles them."""
+    seeds: int | None = None
+    """Draws of random features, 10, or 3 with --quick; a number of samples counts if all of them follow the machine."""
+    max_samples: int | None = None
+    """The largest number of samples to try, 16384, or 1024 with --quick; the search starts with 4 and doubles them."""
     quick: bool = False
-    """Three seeds, at most 1,024 samples and fewer points in the figure."""
+    """Fewer seeds and samples, where nothing else is said, and fewer points in the figure."""
     out: Path = Path("analysis")
     """Folder for turing.json, turing.csv, turing.svg and turing.png."""
 
     def __post_init__(self) -> None:
-        check_count("seeds", self.seeds)
-        check_count("max_samples", self.max_samples, minimum=FEWEST_SAMPLES)
+        SEEDS.check(self.seeds)
+        MAX_SAMPLES.check(self.max_samples)
         if self.steps is not None:
             check_count("steps", self.steps)
 
@@ -83,11 +85,11 @@ class _Search:
 
     @classmethod
     def of(cls, options: TuringAnalysis) -> "_Search":
-        largest = min(options.max_samples, QUICK_SAMPLES) if options.quick else options.max_samples
+        largest = MAX_SAMPLES.choose(options.max_samples, quick=options.quick)
         numbers = [FEWEST_SAMPLES]
         while numbers[-1] * 2 <= largest:
             numbers.append(numbers[-1] * 2)
-        return cls(min(options.seeds, QUICK_SEEDS) if options.quick else options.seeds, tuple(numbers))
+        return cls(SEEDS.choose(options.seeds, quick=options.quick), tuple(numbers))
 
     def run(
         self,

@@ -1,7 +1,8 @@
 """`klformer analyze variance`: how much of the predictions is chance (the paper's "Comparison of variance")."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -15,17 +16,24 @@ from rich.console import Console
 from rich.progress import Progress
 
 from klformer.analysis.variance import FloatArray, r_squared, variance_metrics
+from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
-from klformer.experiments.run import LoadedRun, attention_label, load_run
+from klformer.experiments.run import LoadedRun, attention_label, load_run, task_label
 from klformer.plotting import COLOURS, MARKERS
 from klformer.tasks import BucketSampler, Examples, collate
 from klformer.training.evaluation import evaluating, has_noise, scores_of_draws
 from klformer.training.progress import make_reporter
 
+Row = dict[str, Any]
+
 CAPTION = (
     "Relative standard deviation of the output (RSD, mean over examples), prediction inconsistency (PI), accuracy gain "
     "with voting (AGV = vote / mean accuracy) and voting accuracy (VA) over {draws} draws of the frequencies."
 )
+DRAWS = Count("draws", full=100, quick=10, minimum=2)
+LIMIT = Count("limit", full=None, quick=200)
+#: Through two points there is always a line.
+FEWEST_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -39,27 +47,30 @@ class VarianceAnalysis:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs."""
-    draws: int = 100
-    """Draws of the frequencies."""
+    draws: int | None = None
+    """Draws of the frequencies; 100, or 10 with --quick."""
     split: Literal["validation", "test"] = "validation"
     """Examples to look at."""
     limit: int | None = None
-    """Only so many of them, the first."""
+    """Only so many of them, the first; all, or 200 with --quick."""
     quick: bool = False
-    """10 draws of 200 examples."""
+    """Fewer draws of fewer examples, where nothing else is said."""
     data_root: Path | None = None
     """Where the data is, if not where it was in training."""
     out: Path = Path("analysis")
     """Folder for the results."""
 
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
+        LIMIT.check(self.limit)
+
 
 def run(options: VarianceAnalysis) -> None:
     """Collect the scores, print and write the measures."""
-    draws, limit = (10, 200) if options.quick else (options.draws, options.limit)
-    if draws < 2:
-        raise ValueError(f"draws must be at least 2, got {draws}")
+    draws = DRAWS.choose(options.draws, quick=options.quick)
+    limit = LIMIT.choose(options.limit, quick=options.quick)
     console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
-    rows = []
+    rows: list[Row] = []
     for folder in options.runs:
         loaded = load_run(folder, reporter, data_root=options.data_root)
         if not has_noise(loaded.model):
@@ -71,24 +82,29 @@ def run(options: VarianceAnalysis) -> None:
         key = _fingerprint(loaded, examples)
         store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{draws}draws-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
-        row = {"run": folder.name, "attention": attention_label(loaded.config), "task": loaded.config.task}
+        row = {"run": folder.name, "attention": attention_label(loaded.config), "task": _task_of(loaded)}
         rows.append(row | asdict(variance_metrics(scores, examples.labels)) | {"examples": len(examples)})
     if not rows:
         raise ValueError("none of the runs has noise to draw")
     print_table(console, rows, f"variance over {draws} draws")
     correlations = correlate(rows)
-    for pair, value in correlations.items():
-        console.print(f"R^2 {pair}: {value:.2f} over {len(rows)} runs")
+    for line in describe_correlations(rows, correlations):
+        console.print(line, highlight=False)
     settings = {"draws": draws, "split": options.split, "limit": limit, "r_squared": correlations}
     caption = CAPTION.format(draws=draws)
     write_results(options.out, "variance", caption=caption, rows=rows, settings=settings, figure=draw_bars(rows))
-    if len(rows) > 2:
-        caption = f"The three measures against each other, one point a run; R^2 over {len(rows)} runs."
-        figure = draw_correlations(rows, correlations)
+    if correlations:
+        caption = "The three measures against each other, one row of panels a task, one point a run."
+        compared = [row for row in rows if row["task"] in correlations]
+        figure = draw_correlations(compared, correlations)
         write_results(
-            options.out, "variance-correlations", caption=caption, rows=rows, settings=settings, figure=figure
+            options.out, "variance-correlations", caption=caption, rows=compared, settings=settings, figure=figure
         )
     console.print(f"written to {options.out}", highlight=False)
+
+
+def _task_of(loaded: LoadedRun) -> str:
+    return task_label(loaded.config.task, loaded.config.data.sparsity)
 
 
 def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
@@ -122,44 +138,77 @@ def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws:
     return scores
 
 
-def correlate(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """R^2 between the three measures over runs."""
-    columns = {name: np.array([row[name] for row in rows]) for name in ("rsd", "agv", "pi")}
-    return {f"{a}-{b}": r_squared(columns[a], columns[b]) for a, b in combinations(columns, 2)}
+def correlate(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """R^2 between the three measures over the runs of a task, by task; tasks of less than three runs are left out."""
+    found = {}
+    for task, of_task in by_task(rows).items():
+        if len(of_task) >= FEWEST_RUNS:
+            columns = {name: np.array([row[name] for row in of_task]) for name in ("rsd", "agv", "pi")}
+            found[task] = {f"{a}-{b}": r_squared(columns[a], columns[b]) for a, b in combinations(columns, 2)}
+    return found
 
 
-def draw_bars(rows: Sequence[dict[str, Any]]) -> Figure:
+def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of every task, in the order in which the tasks appear."""
+    return {task: [row for row in rows if row["task"] == task] for task in dict.fromkeys(row["task"] for row in rows)}
+
+
+def describe_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """A line for every R^2, or why there is none; it is not defined where a measure is the same for all runs."""
+    for task, of_task in by_task(rows).items():
+        if task not in correlations:
+            yield f"no R^2 for {task}: it takes {FEWEST_RUNS} runs of the task, there are {len(of_task)}"
+        for pair, value in correlations.get(task, {}).items():
+            yield f"R^2 {pair}, {task}: {_r_squared(value)} over {len(of_task)} runs"
+
+
+def _r_squared(value: float) -> str:
+    return "not defined" if math.isnan(value) else f"{value:.2f}"
+
+
+def _labels(rows: Sequence[Row]) -> list[str]:
+    """The shortest names that tell the rows apart."""
+    labels = [row["attention"] for row in rows]
+    if len(by_task(rows)) > 1:
+        labels = [f"{row['attention']}, {row['task']}" for row in rows]
+    return labels if len(set(labels)) == len(labels) else [row["run"] for row in rows]
+
+
+def draw_bars(rows: Sequence[Row]) -> Figure:
     """One panel a measure, one bar a run: the paper's bar figure."""
     panels = [("rsd", "RSD"), ("pi", "PI, % of draws"), ("agv", "AGV"), ("voting_accuracy", "voting accuracy, %")]
     figure, all_axes = plt.subplots(
         1, len(panels), figsize=(11, 1.8 + 0.28 * len(rows)), layout="constrained", sharey=True
     )
-    labels = [row["attention"] for row in rows]
-    if len(set(labels)) < len(labels):
-        labels = [row["run"] for row in rows]
     for axes, (key, title), colour in zip(all_axes, panels, COLOURS, strict=False):
         values = [row[key] * (100 if key == "voting_accuracy" else 1) for row in rows]
-        bars = axes.barh(range(len(rows)), values, color=colour, height=0.7)
-        axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=8)
-        axes.set_xlim(min(0.98 * min(values), 1) if key == "agv" else 0, max(values) * 1.2 or 1)
+        lengths = [value if math.isfinite(value) else 0 for value in values]
+        bars = axes.barh(range(len(rows)), lengths, color=colour, height=0.7)
+        axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=8)
+        axes.set_xlim(min(0.98 * min(lengths), 1) if key == "agv" else 0, max(lengths) * 1.2 or 1)
         axes.set_title(title, fontsize=10)
-        axes.set_yticks(range(len(rows)), labels, fontsize=8)
+        axes.set_yticks(range(len(rows)), _labels(rows), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[0].invert_yaxis()
     return figure
 
 
-def draw_correlations(rows: Sequence[dict[str, Any]], correlations: dict[str, float]) -> Figure:
-    """The paper's scatter plots."""
+def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Figure:
+    """The paper's scatter plots, one row of panels a task."""
     titles = {"rsd": "RSD", "agv": "AGV", "pi": "PI, % of draws"}
-    figure, all_axes = plt.subplots(1, 3, figsize=(11, 4.2), layout="constrained")
-    for axes, (a, b) in zip(all_axes, combinations(titles, 2), strict=True):
-        for number, row in enumerate(rows):
-            marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-            axes.scatter(row[a], row[b], marker=marker, color=colour, s=45, label=row["attention"])
-        axes.set_xlabel(titles[a])
-        axes.set_ylabel(titles[b])
-        axes.set_title(f"R² = {correlations[f'{a}-{b}']:.2f}", fontsize=10)
-        axes.grid(alpha=0.3)
-    all_axes[-1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    height = 0.8 + 3.4 * len(correlations)
+    figure, grid = plt.subplots(
+        len(correlations), len(titles), figsize=(11, height), layout="constrained", squeeze=False
+    )
+    for (task, values), panels in zip(correlations.items(), grid, strict=True):
+        of_task = by_task(rows)[task]
+        for axes, (a, b) in zip(panels, combinations(titles, 2), strict=True):
+            for number, (row, label) in enumerate(zip(of_task, _labels(of_task), strict=True)):
+                marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
+                axes.scatter(row[a], row[b], marker=marker, color=colour, s=45, label=label)
+            axes.set_xlabel(titles[a])
+            axes.set_ylabel(titles[b])
+            axes.set_title(f"{task}: R² {_r_squared(values[f'{a}-{b}'])}, {len(of_task)} runs", fontsize=10)
+            axes.grid(alpha=0.3)
+        panels[-1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -1,0 +1,35 @@
+"""Options that have one default for the full analysis and a smaller one for --quick; what is given wins over both."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from klformer.checks import check_count
+
+Full = TypeVar("Full", int, None)
+
+
+@dataclass(frozen=True)
+class Count(Generic[Full]):
+    """A count that is an option of an analysis.
+
+    Args:
+        full: What it is if it is not given; None for no limit.
+        quick: What it is then with --quick.
+        minimum: The smallest that makes sense.
+    """
+
+    name: str
+    full: Full
+    quick: int
+    minimum: int = 1
+
+    def check(self, given: int | None) -> None:
+        """Raises TypeError or ValueError unless it is a count that makes sense, or not given."""
+        if given is not None:
+            check_count(self.name, given, self.minimum)
+
+    def choose(self, given: int | None, *, quick: bool) -> int | Full:
+        """What was given, or else the default."""
+        if given is not None:
+            return given
+        return self.quick if quick else self.full
