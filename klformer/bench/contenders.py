@@ -10,7 +10,7 @@ reported.
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -169,11 +169,11 @@ def build(contender: Contender, sizes: PeerSizes) -> nn.Module:
     raise ValueError(f"there is no {contender.level} by {contender.maker!r}")
 
 
-def pairs(attentions: Sequence[str], levels: Sequence[Level]) -> list[Pair]:
+def pairs(attentions: Mapping[Level, Sequence[str]]) -> list[Pair]:
     """Who is compared with whom: every attention with torch, kernels with their features, Performer with its peer."""
     found = []
-    for level in levels:
-        for name in attentions:
+    for level, names in attentions.items():
+        for name in names:
             ours = Contender(level, "klformer", name)
             # One torch for all: its weights are those of klformer's softmax.
             found.append(Pair(Contender(level, "torch", "softmax"), ours, same=name == "softmax"))

@@ -20,20 +20,32 @@ MEBIBYTE = 2**20
 Subject = TypeVar("Subject")
 
 
-def round_times(subjects: Mapping[Subject, Callable[[], object]], *, repeats: int) -> dict[Subject, list[float]]:
+def round_times(
+    subjects: Mapping[Subject, Callable[[], object]],
+    *,
+    repeats: int,
+    slow_seconds: float = math.inf,
+    slow_repeats: int = 1,
+) -> dict[Subject, list[float]]:
     """Seconds of each subject in each round. Every round runs all subjects once, so that a slow minute of the machine
     hits all alike.
 
-    A first round warms up and is not counted.
+    A first round warms up and is not counted. Subjects that took more than `slow_seconds` in it take part in the next
+    `slow_repeats` rounds only.
     """
     times: dict[Subject, list[float]] = {subject: [] for subject in subjects}
+    rounds = dict.fromkeys(subjects, repeats)
     for index in range(repeats + 1):
         for subject, run in subjects.items():
+            if index > rounds[subject]:
+                continue
             start = time.perf_counter()
             run()
             elapsed = time.perf_counter() - start
             if index > 0:
                 times[subject].append(elapsed)
+            elif elapsed > slow_seconds:
+                rounds[subject] = min(repeats, slow_repeats)
     return times
 
 
@@ -45,6 +57,12 @@ def median_times(subjects: Mapping[Subject, Callable[[], object]], *, repeats: i
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, lowest and highest."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def with_spread(values: Mapping[str, float], form: str, scale: float = 1) -> str:
+    """A `spread` for tables: median (lowest to highest)."""
+    median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def extra_peak_memory(run: Callable[[], None]) -> int:

@@ -4,6 +4,7 @@ Results that should be the same are compared before anything is measured; `conte
 """
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,13 +33,15 @@ from klformer.bench.measure import (
     in_own_process,
     round_times,
     spread,
+    with_spread,
 )
 from klformer.checks import check_choice, check_count
 
 CAPTION = (
     "error: relative RMS difference of results where the maths is the same; in brackets with\n"
     "performer-pytorch's epsilon. time, memory: the peer's / klformer's, above 1 klformer is\n"
-    "better; of time the median (lowest to highest) over the rounds."
+    "better. time: median of the rounds that both took part in (lowest to highest); memory:\n"
+    "ratio of the medians (lowest to highest of the pairs of processes)."
 )
 
 
@@ -49,9 +52,14 @@ class PeersBench:
     Example: klformer bench peers --lengths 1024 4096 --out bench
     """
 
-    attentions: tuple[str, ...] = ("softmax", "performer", "gmm-rks", "gmm-prf")
-    """Attentions of klformer."""
-    lengths: tuple[int, ...] = (1024, 4096)
+    attentions: tuple[str, ...] = (
+        *("softmax", "performer", "gmm-rks", "fastfood-rks", "generative-rks"),
+        *("gmm-prf", "fastfood-prf", "generative-prf"),
+    )
+    """Attentions of klformer that are compared by themselves."""
+    encoder_attentions: tuple[str, ...] = ("softmax", "performer", "gmm-rks", "gmm-prf")
+    """Attentions of klformer that are compared in an encoder; fewer by default, to bound the time."""
+    lengths: tuple[int, ...] = (2048, 4096, 16384)
     """Lengths of the sequences."""
     levels: tuple[Level, ...] = ("attention", "encoder")
     """One attention, an encoder of some layers, or both."""
@@ -67,13 +75,23 @@ class PeersBench:
     """Layers of the encoders."""
     repeats: int = 5
     """Rounds that are counted, after one to warm up."""
+    slow_seconds: float = 5.0
+    """Whoever takes longer than this to warm up has fewer rounds."""
+    slow_repeats: int = 2
+    """Rounds that are counted for those."""
     memory: bool = True
-    """Measure memory as well, each in a process of its own."""
+    """Measure memory as well, each in processes of its own."""
+    memory_repeats: int = 3
+    """Processes for each in which memory is measured."""
     out: Path | None = None
     """Folder for peers.json."""
 
     def sizes(self, length: int) -> PeerSizes:
         return PeerSizes(length, self.batch, self.heads, self.head_dim, self.num_frequencies, self.num_layers)
+
+    def names(self) -> dict[Level, tuple[str, ...]]:
+        """Attentions at each level."""
+        return {level: self.attentions if level == "attention" else self.encoder_attentions for level in self.levels}
 
 
 @dataclass(frozen=True)
@@ -86,13 +104,15 @@ class PeerMemory:
 
 def run(options: PeersBench) -> None:
     """Check, measure, print the tables, and write the figures where they were asked for."""
-    for name in options.attentions:
-        check_choice("attentions", name, attention_names())
-    check_count("repeats", options.repeats)
+    for option in ("attentions", "encoder_attentions"):
+        for name in getattr(options, option):
+            check_choice(option, name, attention_names())
+    for option in ("repeats", "slow_repeats", "memory_repeats"):
+        check_count(option, getattr(options, option))
     console = Console(width=max(130, Console().width))
     environment = describe_machine()
     console.print(f"klformer and its peers, {environment['date']}, {environment['machine']}")
-    compared = pairs(options.attentions, options.levels)
+    compared = pairs(options.names())
     left_out = None
     without_performer = [pair for pair in compared if pair.peer.maker != "performer-pytorch"]
     if len(without_performer) < len(compared):
@@ -106,8 +126,9 @@ def run(options: PeersBench) -> None:
     for length in options.lengths:
         sizes = options.sizes(length)
         errors = {pair: check_same(pair, sizes) for pair in compared if pair.same}
-        rounds = _measure_time(compared, sizes, options.repeats, console)
-        memory = {c: _measure_memory(c, sizes, console) if options.memory else None for c in rounds}
+        rounds = _measure_time(compared, sizes, options, console)
+        processes = range(options.memory_repeats if options.memory else 0)
+        memory = {c: [_measure_memory(c, sizes, console) for _ in processes] for c in rounds}
         subjects += [_subject(c, sizes, rounds[c], memory[c]) for c in rounds]
         comparisons += [_comparison(pair, sizes, errors.get(pair), rounds, memory) for pair in compared]
         shape = f"L={length:,} B={sizes.batch} H={sizes.heads} D=E={sizes.head_dim} R={sizes.num_frequencies}"
@@ -134,11 +155,16 @@ def measure_memory(options: PeerMemory) -> None:
 
 
 def _measure_time(
-    compared: Sequence[Pair], sizes: PeerSizes, repeats: int, console: Console
+    compared: Sequence[Pair], sizes: PeerSizes, options: PeersBench, console: Console
 ) -> dict[Contender, list[float]]:
     contenders = dict.fromkeys(contender for pair in compared for contender in (pair.ours, pair.peer))
     with console.status(f"L={sizes.length:,}: time"):
-        return round_times({c: forward_and_backward(c, sizes) for c in contenders}, repeats=repeats)
+        return round_times(
+            {c: forward_and_backward(c, sizes) for c in contenders},
+            repeats=options.repeats,
+            slow_seconds=options.slow_seconds,
+            slow_repeats=options.slow_repeats,
+        )
 
 
 def _measure_memory(contender: Contender, sizes: PeerSizes, console: Console) -> int:
@@ -147,9 +173,13 @@ def _measure_memory(contender: Contender, sizes: PeerSizes, console: Console) ->
         return int(in_own_process(["peers-memory", *flags]))
 
 
-def _subject(contender: Contender, sizes: PeerSizes, seconds: Sequence[float], memory: int | None) -> dict[str, Any]:
+def _subject(contender: Contender, sizes: PeerSizes, seconds: Sequence[float], memory: Sequence[int]) -> dict[str, Any]:
     who = {"name": contender.label(), **asdict(contender), "length": sizes.length}
-    return who | {"seconds": spread(seconds), "memory": memory}
+    return who | {
+        "rounds": len(seconds),
+        "seconds": spread(seconds),
+        "memory": spread(memory) if memory else None,
+    }
 
 
 def _comparison(
@@ -157,29 +187,38 @@ def _comparison(
     sizes: PeerSizes,
     errors: dict[str, float] | None,
     rounds: Mapping[Contender, Sequence[float]],
-    memory: Mapping[Contender, int | None],
+    memory: Mapping[Contender, Sequence[int]],
 ) -> dict[str, Any]:
-    ratios = [theirs / ours for theirs, ours in zip(rounds[pair.peer], rounds[pair.ours], strict=True)]
-    theirs, ours = memory[pair.peer], memory[pair.ours]
+    # Of two that have not as many rounds, the first ones were run side by side.
+    both = zip(rounds[pair.peer], rounds[pair.ours], strict=False)
+    ratios = [theirs / ours for theirs, ours in both]
     return {
         "peer": pair.peer.label(),
         "klformer": pair.ours.label(),
         "length": sizes.length,
         "errors": errors,
+        "rounds": len(ratios),
         "time_ratio": spread(ratios),
-        "memory_ratio": theirs / ours if theirs and ours else None,
+        "memory_ratio": _memory_ratio(memory[pair.peer], memory[pair.ours]),
     }
+
+
+def _memory_ratio(theirs: Sequence[int], ours: Sequence[int]) -> dict[str, float] | None:
+    """The ratio of the medians, with the lowest and the highest of the pairs; None without memory to compare."""
+    if not (theirs and all(ours)):
+        return None
+    pairwise = spread([peer / mine for peer, mine in zip(theirs, ours, strict=True)])
+    return pairwise | {"median": statistics.median(theirs) / statistics.median(ours)}
 
 
 def _subject_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=f"forward + backward, {shape}")
     table.add_column("")
-    for column in ("ms", "lowest to highest", "MiB above the operands"):
+    for column in ("ms (lowest to highest)", "rounds", "MiB above the operands"):
         table.add_column(column, justify="right")
     for row in rows:
-        low, median, high = (row["seconds"][key] * 1e3 for key in ("low", "median", "high"))
-        memory = "" if row["memory"] is None else f"{row['memory'] / MEBIBYTE:,.0f}"
-        table.add_row(row["name"], f"{median:,.1f}", f"{low:,.1f} to {high:,.1f}", memory)
+        memory = "" if row["memory"] is None else with_spread(row["memory"], ",.0f", 1 / MEBIBYTE)
+        table.add_row(row["name"], with_spread(row["seconds"], ",.1f", 1e3), str(row["rounds"]), memory)
     return table
 
 
@@ -190,11 +229,10 @@ def _comparison_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
     for column in ("error", "time", "memory"):
         table.add_column(column, justify="right")
     for row in rows:
-        errors, ratio = row["errors"], row["time_ratio"]
+        errors = row["errors"]
         error = "" if errors is None else f"{errors['error']:.0e}"
         if errors is not None and "error_with_epsilon" in errors:
             error += f" ({errors['error_with_epsilon']:.0e})"
-        time_ratio = f"{ratio['median']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})"
-        memory_ratio = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}x"
-        table.add_row(row["peer"], row["klformer"], error, time_ratio, memory_ratio)
+        memory_ratio = "" if row["memory_ratio"] is None else with_spread(row["memory_ratio"], ".2f")
+        table.add_row(row["peer"], row["klformer"], error, with_spread(row["time_ratio"], ".2f"), memory_ratio)
     return table

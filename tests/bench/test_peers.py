@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from klformer.bench import contenders, peers
+from klformer.bench import contenders, measure, peers
 from klformer.bench.contenders import (
     Contender,
     Pair,
@@ -24,10 +24,11 @@ from klformer.bench.contenders import (
 )
 from klformer.bench.measure import round_times
 from klformer.bench.peers import PeersBench
+from klformer.kernels import SPECTRA
 
 SMALL = PeerSizes(length=29, batch=3, heads=2, head_dim=8, num_frequencies=14, num_layers=2)
 NAMES = ("softmax", "performer", "gmm-rks", "generative-prf", "linear-elu")
-PAIRS = pairs(NAMES, ("attention", "encoder"))
+PAIRS = pairs({"attention": NAMES, "encoder": NAMES})
 EPSILON = 1e-4
 
 try:
@@ -157,7 +158,7 @@ def test_only_kernels_have_features_to_materialise():
 
 def small_bench(**changes):
     sizes = {"lengths": (13, 17), "heads": 2, "head_dim": 4, "num_frequencies": 6, "num_layers": 1, "repeats": 3}
-    return PeersBench(**{"memory": False, **sizes, **changes})
+    return PeersBench(**{"memory": False, "encoder_attentions": (), **sizes, **changes})
 
 
 def test_without_performer_pytorch_the_others_are_measured(monkeypatch, tmp_path, capsys):
@@ -177,22 +178,65 @@ def test_without_performer_pytorch_the_others_are_measured(monkeypatch, tmp_path
 
 def test_ratios_are_those_of_each_round(monkeypatch, tmp_path, capsys):
     seconds = {"klformer": [1.0, 2.0, 4.0], "torch": [3.0, 4.0, 4.0], "materialised": [0.5, 2.0, 8.0]}
-    memory = {"klformer": 100, "torch": 50, "materialised": 300}
-    monkeypatch.setattr(peers, "round_times", lambda subjects, repeats: {c: seconds[c.maker] for c in subjects})
-    monkeypatch.setattr(peers, "_measure_memory", lambda contender, sizes, console: memory[contender.maker])
-    options = small_bench(attentions=("gmm-rks",), levels=("attention",), lengths=(13,), memory=True, out=tmp_path)
-    peers.run(options)
+    monkeypatch.setattr(peers, "round_times", lambda subjects, **_: {c: seconds[c.maker] for c in subjects})
+    peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), out=tmp_path))
     report = json.loads((tmp_path / "peers.json").read_text())
     torch_row, plain_row = report["comparisons"]
     assert torch_row["time_ratio"] == {"median": 2.0, "low": 1.0, "high": 3.0}
     assert torch_row["errors"] is None
-    assert torch_row["memory_ratio"] == 0.5
+    assert torch_row["memory_ratio"] is None
     assert plain_row["time_ratio"] == {"median": 1.0, "low": 0.5, "high": 2.0}
     assert plain_row["errors"]["error"] < 1e-5
     assert [row["seconds"]["median"] for row in report["subjects"]] == [2.0, 4.0, 2.0]
     out = capsys.readouterr().out
-    assert "2.00x (1.00 to 3.00)" in out
-    assert "2,000.0" in out
+    assert "2.00 (1.00 to 3.00)" in out
+    assert "2,000.0 (1,000.0 to 4,000.0)" in out
+
+
+def test_who_is_slow_has_fewer_rounds(monkeypatch, tmp_path, capsys):
+    clock = [0.0]
+    seconds = {"klformer": 1.0, "torch": 6.0, "materialised": 5.0}
+
+    def step(contender, sizes):
+        def run():
+            clock[0] += seconds[contender.maker]
+
+        return run
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(peers, "forward_and_backward", step)
+    peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), repeats=5, out=tmp_path))
+    report = json.loads((tmp_path / "peers.json").read_text())
+    assert {row["maker"]: row["rounds"] for row in report["subjects"]} == {"klformer": 5, "torch": 2, "materialised": 5}
+    assert [(row["rounds"], row["time_ratio"]["median"]) for row in report["comparisons"]] == [(2, 6.0), (5, 5.0)]
+    assert "rounds" in capsys.readouterr().out
+
+
+def test_memory_is_the_median_of_several_processes(monkeypatch, tmp_path, capsys):
+    mebibytes = {"klformer": iter([200, 100, 300]), "torch": iter([100, 100, 600]), "materialised": iter([0, 0, 0])}
+    monkeypatch.setattr(
+        peers, "_measure_memory", lambda contender, sizes, console: next(mebibytes[contender.maker]) * measure.MEBIBYTE
+    )
+    peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), memory=True, out=tmp_path))
+    report = json.loads((tmp_path / "peers.json").read_text())
+    ours = report["subjects"][0]["memory"]
+    assert {key: value / measure.MEBIBYTE for key, value in ours.items()} == {"median": 200, "low": 100, "high": 300}
+    torch_row, plain_row = report["comparisons"]
+    assert torch_row["memory_ratio"] == {"median": 0.5, "low": 0.5, "high": 2.0}
+    assert plain_row["memory_ratio"]["high"] == 0
+    out = capsys.readouterr().out
+    assert "200 (100 to 300)" in out
+    assert "0.50 (0.50 to 2.00)" in out
+
+
+def test_encoders_have_attentions_of_their_own(monkeypatch, tmp_path):
+    options = PeersBench()
+    assert {2048, 16384} <= set(options.lengths)
+    assert {f"{spectrum}-{features}" for spectrum in SPECTRA for features in ("rks", "prf")} < set(options.attentions)
+    assert set(options.encoder_attentions) < set(options.attentions)
+    peers.run(small_bench(attentions=("gmm-rks",), encoder_attentions=("softmax",), lengths=(13,), out=tmp_path))
+    subjects = json.loads((tmp_path / "peers.json").read_text())["subjects"]
+    assert [row["name"] for row in subjects if row["maker"] == "klformer"] == ["gmm-rks", "encoder, softmax"]
 
 
 def test_rounds_are_interleaved_and_the_first_is_not_counted():
@@ -214,5 +258,9 @@ def test_memory_is_measured_in_a_process_of_its_own():
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match=r"attentions must be one of .* got 'sofmax'; did you mean 'softmax'"):
         peers.run(small_bench(attentions=("sofmax",)))
+    with pytest.raises(ValueError, match=r"encoder_attentions must be one of .* got 'sofmax'"):
+        peers.run(small_bench(encoder_attentions=("sofmax",)))
+    with pytest.raises(ValueError, match=r"memory_repeats must be at least 1, got 0"):
+        peers.run(small_bench(memory_repeats=0))
     with pytest.raises(ValueError, match=r"repeats must be at least 1, got 0"):
         peers.run(small_bench(repeats=0))

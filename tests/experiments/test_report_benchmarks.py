@@ -102,12 +102,15 @@ def test_peers_are_compared(tmp_path):
     benchmark = read_benchmark(write_peers(tmp_path, levels=("attention",)))
     assert isinstance(benchmark, PeerBenchmark)
     softmax, gmm, plain = map(shown, comparison_table("", benchmark).rows)
-    assert softmax[:5] == ["torch scaled_dot_product_attention", "softmax", "13", "2.00 [1.00 to 3.00]", "0.50"]
-    assert softmax[5].startswith("yes [difference ")
-    assert gmm[5] == "not meant to be [different attentions]"
-    assert plain[:5] == ["gmm-rks, features materialised", "gmm-rks", "13", "1.00 [0.50 to 2.00]", "2.50"]
+    assert softmax[:3] == ["torch scaled_dot_product_attention", "softmax", "13"]
+    assert softmax[3:6] == ["2.50 [2.00 to 3.00]", "2", "0.50 [0.25 to 1.00]"]
+    assert softmax[6].startswith("yes [difference ")
+    assert gmm[6] == "not meant to be [different attentions]"
+    assert plain[:3] == ["gmm-rks, features materialised", "gmm-rks", "13"]
+    assert plain[3:6] == ["1.00 [0.50 to 2.00]", "3", "2.50 [1.50 to 5.00]"]
     each = subject_table("", benchmark).rows
-    assert shown(each[0]) == ["softmax", "13", "2,000.0 [1,000.0 to 4,000.0]", "2.0"]
+    assert shown(each[0]) == ["softmax", "13", "2,000.0 [1,000.0 to 4,000.0]", "3", "2.0 [1.0 to 4.0]"]
+    assert shown(each[1])[3:] == ["2", "1.0"]
     text = text_of(page_of(tmp_path, tmp_path))
     assert "above 1, the peer takes longer or more memory than klformer" in text
     assert "heads H = 2, size of a head D = 4" in text
@@ -121,19 +124,19 @@ def test_results_that_differ_are_said_to(tmp_path):
     rows[2] |= {"errors": {"error": 0.0}, "memory_ratio": None, "time_ratio": None}
     edit(path, comparisons=rows)
     table = comparison_table("", read_benchmark(path))
-    assert [shown(row)[5] for row in table.rows] == [
+    assert [shown(row)[6] for row in table.rows] == [
         "no [difference 25%]",
         "without its epsilon [difference 3e-07, with it 6.2%]",
         "yes [difference 0%]",
     ]
-    assert shown(table.rows[2])[3:5] == [DASH, DASH]
+    assert shown(table.rows[2])[3:6] == [DASH, "3", DASH]
     assert "performer-pytorch adds to each feature" in table.notes[0]
 
 
 def test_memory_of_peers_may_be_left_out(tmp_path):
     benchmark = read_benchmark(write_peers(tmp_path, memory=False))
-    assert all(row[4].sort is None for row in comparison_table("", benchmark).rows)
-    assert all(row[3].sort is None for row in subject_table("", benchmark).rows)
+    assert all(row[5].sort is None for row in comparison_table("", benchmark).rows)
+    assert all(row[4].sort is None for row in subject_table("", benchmark).rows)
 
 
 def test_a_peer_that_was_not_there_is_said(tmp_path):

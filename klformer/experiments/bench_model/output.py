@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
 from rich.table import Table
 
-from klformer.bench.measure import MEBIBYTE, growth
+from klformer.bench.measure import MEBIBYTE, growth, with_spread
 from klformer.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.tasks import TASKS
 
@@ -100,9 +100,9 @@ def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
         if row["not_run"] is not None:
             table.add_row(row["attention"], "not run", "", "")
             continue
-        relative = "" if row["relative"] is None else _with_spread(row["relative"], 1, ".2f")
-        speed = _with_spread(row["steps_per_second"], 1, ".3g")
-        table.add_row(row["attention"], speed, relative, _with_spread(row["memory"], 1 / MEBIBYTE, ",.0f"))
+        relative = "" if row["relative"] is None else with_spread(row["relative"], ".2f")
+        speed = with_spread(row["steps_per_second"], ".3g")
+        table.add_row(row["attention"], speed, relative, with_spread(row["memory"], ",.0f", 1 / MEBIBYTE))
     return table
 
 
@@ -119,11 +119,6 @@ def _length_table(rows: Sequence[dict[str, Any]]) -> Table:
         measured = [(length, mine[length]["median"]) for length in lengths if mine[length] is not None]
         table.add_row(name, *cells, growth(*zip(*measured, strict=True)) if measured else "")
     return table
-
-
-def _with_spread(values: dict[str, float], scale: float, form: str) -> str:
-    median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
-    return f"{median} ({low} to {high})"
 
 
 def _dots(

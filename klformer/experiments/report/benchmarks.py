@@ -73,7 +73,9 @@ class Comparison:
     ours: str
     length: float
     time: Spread | None
-    memory: float | None
+    #: Rounds that both took part in.
+    rounds: float | None
+    memory: Spread | None
     #: Relative difference of results that should be the same; None if the two compute different things.
     error: float | None
     #: The same with the constant that performer-pytorch adds to its features.
@@ -87,7 +89,8 @@ class Subject:
     name: str
     length: float
     seconds: Spread | None
-    memory: float | None
+    rounds: float | None
+    memory: Spread | None
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,18 @@ def _read_peers(content: Mapping[str, Any], path: Path) -> PeerBenchmark:
         origin=_origin(content, path),
         sizes=_object(content, "sizes", path),
         comparisons=tuple(_comparison(row, path) for row in comparisons),
-        subjects=tuple(
-            Subject(str(row["name"]), _length(row, path), _spread(row, "seconds", path), finite(row.get("memory")))
-            for row in subjects
-        ),
+        subjects=tuple(_subject(row, path) for row in subjects),
         left_out=str(content.get("left_out") or ""),
+    )
+
+
+def _subject(row: Mapping[str, Any], path: Path) -> Subject:
+    return Subject(
+        name=str(row["name"]),
+        length=_length(row, path),
+        seconds=_spread(row, "seconds", path),
+        rounds=finite(row.get("rounds")),
+        memory=_spread(row, "memory", path),
     )
 
 
@@ -173,7 +183,8 @@ def _comparison(row: Mapping[str, Any], path: Path) -> Comparison:
         ours=str(row["klformer"]),
         length=_length(row, path),
         time=_spread(row, "time_ratio", path),
-        memory=finite(row.get("memory_ratio")),
+        rounds=finite(row.get("rounds")),
+        memory=_spread(row, "memory_ratio", path),
         error=finite(errors.get("error")),
         error_with_epsilon=finite(errors.get("error_with_epsilon")),
     )
