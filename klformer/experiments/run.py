@@ -120,14 +120,14 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")
         _note_other_schedule(config, before, reporter)
-    if trainer.progress.step < trainer.total_steps:
-        trainer.run()
-    trainer.load_best()
-    draws = config.training.evaluation_draws
-    result = {
-        "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
-        "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
-    }
+    trainer.run()
+    with trainer.final_evaluation():
+        trainer.load_best()
+        draws = config.training.evaluation_draws
+        result = {
+            "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
+            "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
+        }
     result = _result(config, task, model, trainer, folder) | result
     if accelerator.is_main_process:
         write_atomically(folder / RESULT, lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))

@@ -69,7 +69,7 @@ class CheckpointStore:
         Raises:
             TrainingError: the disk is full or the folder can't be written; nothing is left behind then.
         """
-        target = self.folder / f"{kind}-{step:08d}"
+        target = self.folder / _name(kind, step)
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
         try:
             with writing(target):
@@ -93,9 +93,9 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
 
-    def newest(self, kind: str) -> Checkpoint | None:
-        """The newest whole checkpoint of a kind; those that are not whole are named and passed over."""
-        for folder in sorted(self.folder.glob(f"{kind}-*"), reverse=True):
+    def newest(self, kind: str, *, up_to: int | None = None) -> Checkpoint | None:
+        """The newest whole checkpoint of a kind, up to a step; those that are not whole are named and passed over."""
+        for folder in reversed(self._folders(kind, up_to)):
             problem = _problem(folder)
             if problem is None:
                 manifest = json.loads((folder / MANIFEST).read_text())
@@ -103,16 +103,31 @@ class CheckpointStore:
             self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
         return None
 
-    def prune(self, kind: str, keep: int) -> None:
-        """Remove all but the newest `keep` of a kind, and what interrupted writes left behind."""
-        for folder in sorted(self.folder.glob(f"{kind}-*"))[:-keep]:
+    def remove_after(self, kind: str, step: int) -> None:
+        """Remove what is newer than the step that a run goes on from, all of which was passed over."""
+        for folder in self._folders(kind)[len(self._folders(kind, step)) :]:
+            shutil.rmtree(folder)
+            self._say(f"removed {folder}")
+
+    def prune(self, kind: str, keep: int, *, up_to: int) -> None:
+        """Remove all but the newest `keep` of a kind up to a step, and what interrupted writes left behind."""
+        for folder in self._folders(kind, up_to)[:-keep]:
             shutil.rmtree(folder)
         for leftover in self.folder.glob(f".{kind}-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 
+    def _folders(self, kind: str, up_to: int | None = None) -> list[Path]:
+        """The folders of a kind, whole or not, oldest first."""
+        last = None if up_to is None else _name(kind, up_to)
+        return sorted(folder for folder in self.folder.glob(f"{kind}-*") if last is None or folder.name <= last)
+
     def _what_is_safe(self) -> str:
         newest = self.newest("step")
         return "There is no earlier checkpoint." if newest is None else f"The last good checkpoint is {newest.folder}."
+
+
+def _name(kind: str, step: int) -> str:
+    return f"{kind}-{step:08d}"
 
 
 def _sync_and_digest(path: Path) -> str:

@@ -48,7 +48,8 @@ class TrainingConfig(Config):
     """Examples a step, over all processes and accumulated parts."""
 
     accumulation: int = Field(1, ge=1)
-    """Work through a batch in so many parts, to save memory; the result is the same."""
+    """Work through a batch in so many parts, to save memory; the result is the same, with dropout in distribution:
+    it is drawn for each part."""
 
     max_steps: int | None = Field(None, ge=1)
     """Stop after so many steps."""
@@ -75,7 +76,7 @@ class TrainingConfig(Config):
     """Write a checkpoint every so many steps, and at the end."""
 
     keep_checkpoints: int = Field(2, ge=1)
-    """Keep so many of the newest checkpoints, and the best one."""
+    """Keep so many of the newest checkpoints, and as many of the best ones."""
 
     keep_milestones: bool = False
     """Keep the weights with which the validation accuracy first reached 20, 40, 60 and 80%, for `analyze gradients`."""

@@ -93,6 +93,8 @@ class Trainer:
         reporter: Reporter,
         seed: int,
     ) -> None:
+        if training.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+            raise ValueError("training.mixed_precision must be 'no' or 'bf16' on a CPU, got 'fp16'")
         self.training = training
         self.schedule = schedule
         self.base_rate = optimiser.learning_rate
@@ -102,14 +104,8 @@ class Trainer:
         self.seed = seed
         self.num_classes = num_classes
         self.train_examples, self.validation_examples = train, validation
-        self.sampler = BucketSampler(
-            train.lengths,
-            batch_size=training.batch_size,
-            seed=seed,
-            drop_last=len(train) % training.batch_size < accelerator.num_processes,
-            rank=accelerator.process_index,
-            world_size=accelerator.num_processes,
-        )
+        # The batches of all processes together: they must not depend on how many there are.
+        self.sampler = BucketSampler(train.lengths, batch_size=training.batch_size, seed=seed)
         self.total_steps = self._total_steps()
         self.model = model.to(accelerator.device)
         adamw = torch.optim.AdamW(
@@ -122,30 +118,45 @@ class Trainer:
         self.wrapped, self.optimiser = accelerator.prepare(self.model, adamw)
         self.store = CheckpointStore(folder / "checkpoints", reporter.say)
         self.progress = Progress()
-        self._stop_signal = 0
+        # The signal that this process got. Other processes may not have got it: only what all agree on is acted on.
+        self._signal = 0
 
     def _total_steps(self) -> int:
         by_epochs = math.inf if self.training.max_epochs is None else self.training.max_epochs * len(self.sampler)
         by_steps = math.inf if self.training.max_steps is None else self.training.max_steps
         return int(min(by_epochs, by_steps))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are done or the target is reached."""
+        target = self.training.target_accuracy
+        reached = target is not None and self.progress.best_accuracy >= target
+        return reached or self.progress.step >= self.total_steps
+
     def resume(self) -> bool:
-        """Go on from the newest whole checkpoint; False if there is none."""
+        """Go on from the newest whole checkpoint; False if there is none. Newer ones, which are torn, are removed."""
         checkpoint = self.store.newest("step")
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.store.remove_after("step", 0 if checkpoint is None else checkpoint.step)
         if checkpoint is None:
             return False
         self._load_weights(checkpoint)
         load_optimiser_tensors(self.model, self._plain_optimiser(), checkpoint.optimiser())
         self.progress = Progress(**checkpoint.info["progress"])
+        if self.accelerator.scaler is not None and "scaler" in checkpoint.info:
+            self.accelerator.scaler.load_state_dict(checkpoint.info["scaler"])
         return True
 
     def run(self) -> None:
-        """Train to the end.
+        """Train to the end; nothing happens if that is reached already.
 
         Raises:
             Interrupted: SIGINT or SIGTERM came; the state is saved.
-            TrainingError: the loss is not finite any more, or a checkpoint can't be written.
+            TrainingError: loss or gradient are not finite any more, or a file can't be written.
         """
+        if self.is_done:
+            return
         log = MetricsLog(self.folder, self.progress.step) if self.accelerator.is_main_process else None
         self.reporter.start(self.progress.step, self.total_steps)
         try:
@@ -155,53 +166,84 @@ class Trainer:
             self.reporter.finish()
             if log is not None:
                 log.close()
+        if self._signal:
+            raise Interrupted(self._complete())
 
     def load_best(self) -> None:
-        """Put the weights with the best validation accuracy into the model."""
-        best = self.store.newest("best")
+        """Put the weights with the best validation accuracy into the model, or the last ones if those are damaged."""
+        best = self.store.newest("best", up_to=self.progress.step)
         if best is None:
-            raise TrainingError(f"there is no whole checkpoint of the best model in {self.store.folder}")
+            best = self.store.newest("step")
+            if best is None:
+                raise TrainingError(f"there is no whole checkpoint in {self.store.folder}; train under another --name")
+            self.reporter.say(
+                f"there is no whole checkpoint of the best model, of step {self.progress.best_step}; using the newest "
+                f"one, {best.folder}. The same training under another --name gives the best one again"
+            )
+        self.progress.best_step = best.step
         self._load_weights(best)
+
+    @contextmanager
+    def final_evaluation(self) -> Iterator[None]:
+        """Around what comes after training: Ctrl-C loses nothing then, and says so."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(self._complete()) from None
+
+    def _complete(self) -> str:
+        return f"training is complete ({self.progress.step} steps), its evaluation was interrupted; --resume evaluates"
 
     def _loop(self, log: MetricsLog | None) -> None:
         totals = StepTotals()
         self.wrapped.train()
-        for step, indices, global_indices in self._batches():
+        for step, indices in self._batches():
             started = time.monotonic()
-            self._one_step(step, indices, global_indices, totals)
+            stop = self._one_step(step, indices, totals)
             self.progress.step = step
             self.progress.seconds += time.monotonic() - started
             last = step == self.total_steps
             if step % self.training.log_every == 0 or last:
                 totals = self._write_totals(log, totals)
-            reached = False
             if step % self.training.evaluate_every == 0 or last:
-                reached = self._validate(log)
+                self._validate(log)
                 totals.since = time.monotonic()
-            if step % self.training.checkpoint_every == 0 or last or reached or self._stop_signal:
+                stop = self._any_signal()
+            if step % self.training.checkpoint_every == 0 or self.is_done or stop:
                 self._save()
-            if self._stop_signal and not last:
-                name = signal.Signals(self._stop_signal).name
-                raise Interrupted(f"{name}: stopped after step {step}, state saved in {self.store.folder}")
-            if reached:
-                self.reporter.say(f"target accuracy reached at step {step}")
+            if self.is_done:
+                if not last:
+                    self.reporter.say(f"target accuracy reached at step {step}")
                 return
+            if stop:
+                name = signal.Signals(self._signal or signal.SIGTERM).name
+                raise Interrupted(f"{name}: stopped after step {step}, state saved in {self.store.folder}")
 
-    def _batches(self) -> Iterator[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        """(step, this process's indices, all processes' indices) from where training is to its end."""
+    def _any_signal(self) -> bool:
+        """Whether a process was asked to stop; the same in all of them."""
+        asked = torch.tensor(float(self._signal), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(asked, "sum").item())
+
+    def _batches(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """(step, all processes' indices) from where training is to its end."""
         step = self.progress.step
         while step < self.total_steps:
             epoch, start = divmod(step, len(self.sampler))
-            everything = self.sampler.global_batches(epoch)[start:]
-            for indices, global_indices in zip(self.sampler.epoch(epoch, start), everything, strict=True):
-                if step == self.total_steps:
-                    return
+            for indices in self.sampler.global_batches(epoch)[start : start + self.total_steps - step]:
                 step += 1
-                yield step, indices, global_indices
+                yield step, indices
 
-    def _one_step(
-        self, step: int, indices: np.ndarray[Any, Any], global_indices: np.ndarray[Any, Any], totals: StepTotals
-    ) -> None:
+    def _share(self, indices: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float]:
+        """This process's part of a batch, and what it counts.
+
+        Gradients are averaged over all processes, which all have to take part: where there are fewer examples than
+        processes, those without one work through another's and count nothing.
+        """
+        share = np.array_split(indices, self.accelerator.num_processes)[self.accelerator.process_index]
+        return (share, 1.0) if len(share) else (indices[:1], 0.0)
+
+    def _one_step(self, step: int, indices: np.ndarray[Any, Any], totals: StepTotals) -> bool:
+        """One update with a batch of all processes; returns whether a process was asked to stop."""
         accelerator, training = self.accelerator, self.training
         if training.resample_every is not None and step % training.resample_every == 0:
             resample(self.model, generator_for(self.seed, "frequencies", step))
@@ -212,40 +254,44 @@ class Trainer:
         pad_to = int(self.train_examples.lengths.max()) if training.pad_to_longest else None
         # [loss, correct, tokens, stop signal], summed over parts and processes.
         sums = torch.zeros(4, dtype=torch.float64, device=accelerator.device)
-        parts = [part for part in np.array_split(indices, training.accumulation) if len(part)]
+        share, weight = self._share(indices)
+        parts = [part for part in np.array_split(share, training.accumulation) if len(part)]
         for number, part in enumerate(parts):
             batch = collate(self.train_examples, part, pad_to=pad_to).to(accelerator.device)
             is_last = number == len(parts) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.wrapped):
                 with accelerator.autocast():
                     scores = class_scores(self.wrapped, batch)
-                loss = nn.functional.cross_entropy(scores.float(), batch.labels, reduction="sum")
+                loss = weight * nn.functional.cross_entropy(scores.float(), batch.labels, reduction="sum")
                 # Processes average their gradients, so that each counts its sum as a share of the global mean.
-                accelerator.backward(loss * (accelerator.num_processes / len(global_indices)))
+                accelerator.backward(loss * (accelerator.num_processes / len(indices)))
             sums[0] += loss.detach()
-            sums[1] += (scores.argmax(-1) == batch.labels).sum()
-            sums[2] += batch.num_tokens
-        sums[3] = float(self._stop_signal)
+            sums[1] += weight * (scores.argmax(-1) == batch.labels).sum()
+            sums[2] += weight * batch.num_tokens
+        sums[3] = float(self._signal)
         loss_sum, correct, tokens, stop = accelerator.reduce(sums, "sum").tolist()
-        if stop and not self._stop_signal:
-            self._stop_signal = signal.SIGTERM
         if not math.isfinite(loss_sum):
-            raise TrainingError(self._not_finite(step, loss_sum, global_indices))
-        if training.clip_norm is not None:
-            accelerator.clip_grad_norm_(self.wrapped.parameters(), training.clip_norm)
+            raise TrainingError(self._not_finite(step, f"loss is {loss_sum}", indices))
+        # Also without clipping: a gradient that is not finite must not reach the weights.
+        limit = math.inf if training.clip_norm is None else training.clip_norm
+        norm = float(accelerator.clip_grad_norm_(self.wrapped.parameters(), limit))
+        # The scaler of fp16 skips such steps itself, and lowers its scale.
+        if not math.isfinite(norm) and accelerator.scaler is None:
+            raise TrainingError(self._not_finite(step, f"norm of the gradient is {norm}", indices))
         self.optimiser.step()
         self.optimiser.zero_grad()
         totals.loss += loss_sum
         totals.correct += correct
-        totals.examples += len(global_indices)
+        totals.examples += len(indices)
         totals.tokens += int(tokens)
         self.progress.tokens += int(tokens)
+        return bool(stop)
 
-    def _not_finite(self, step: int, loss: float, indices: np.ndarray[Any, Any]) -> str:
+    def _not_finite(self, step: int, what: str, indices: np.ndarray[Any, Any]) -> str:
         newest = self.store.newest("step")
         safe = "there is no checkpoint yet" if newest is None else f"the last good checkpoint is {newest.folder}"
         return (
-            f"the loss is {loss} at step {step}; {safe}. The batch had the training examples "
+            f"the {what} at step {step}; {safe}. The batch had the training examples "
             f"{', '.join(map(str, indices.tolist()))}. A lower learning rate or training.clip_norm may help."
         )
 
@@ -260,8 +306,8 @@ class Trainer:
             log.write("train", step, loss=loss, accuracy=accuracy, learning_rate=rate, tokens_per_second=speed)
         return StepTotals()
 
-    def _validate(self, log: MetricsLog | None) -> bool:
-        """Evaluate, keep the model if it is the best so far, and say whether the target is reached."""
+    def _validate(self, log: MetricsLog | None) -> None:
+        """Evaluate, and keep the model if it is the best so far."""
         result = self.evaluate(self.validation_examples)
         progress, step = self.progress, self.progress.step
         self.reporter.say(f"step {step}: validation accuracy {100 * result.mean:.2f}%, loss {result.loss:.4f}")
@@ -278,9 +324,7 @@ class Trainer:
             progress.best_accuracy, progress.best_loss, progress.best_step = result.mean, result.loss, step
             if self.accelerator.is_main_process:
                 self.store.save("best", step, {WEIGHTS: self._weights()}, {"validation_accuracy": result.mean})
-                self.store.prune("best", 1)
-        target = self.training.target_accuracy
-        return target is not None and result.mean >= target
+                self.store.prune("best", self.training.keep_checkpoints, up_to=step)
 
     def evaluate(self, examples: Examples, *, draws: int | None = None) -> Evaluation:
         """Accuracy on some examples, with the present frequencies or averaged over new draws."""
@@ -297,8 +341,10 @@ class Trainer:
     def _save(self) -> None:
         if self.accelerator.is_main_process:
             files = {WEIGHTS: self._weights(), OPTIMISER: optimiser_tensors(self.model, self._plain_optimiser())}
-            self.store.save("step", self.progress.step, files, {"progress": vars(self.progress)})
-            self.store.prune("step", self.training.keep_checkpoints)
+            scaler = self.accelerator.scaler
+            info = {"progress": vars(self.progress)} | ({} if scaler is None else {"scaler": scaler.state_dict()})
+            self.store.save("step", self.progress.step, files, info)
+            self.store.prune("step", self.training.keep_checkpoints, up_to=self.progress.step)
         self.accelerator.wait_for_everyone()
 
     def _weights(self) -> dict[str, Tensor]:
@@ -315,9 +361,9 @@ class Trainer:
         """SIGINT and SIGTERM ask for a stop after the step; a second one stops at once."""
 
         def ask(number: int, _frame: FrameType | None) -> None:
-            if self._stop_signal:
+            if self._signal:
                 raise KeyboardInterrupt
-            self._stop_signal = number
+            self._signal = number
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

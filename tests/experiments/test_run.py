@@ -15,10 +15,11 @@ from disk_support import small_disk
 from safetensors.torch import load_file
 
 import klformer
+from klformer.experiments import run as run_module
 from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
 from klformer.experiments.presets import preset
-from klformer.experiments.run import initial_weights, load_run, run_name, train_run
+from klformer.experiments.run import initial_weights, load_run, make_accelerator, run_name, train_run
 from klformer.tasks import TASKS, DataError
 from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
@@ -100,7 +101,7 @@ def test_everything_is_written(tmp_path):
     assert result["validation"]["num_examples"] == 45
     assert any(folder.glob("tensorboard/events*"))
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-00000009", "step-00000010"}
-    assert len(list((folder / "checkpoints").glob("best-*"))) == 1
+    assert 1 <= len(list((folder / "checkpoints").glob("best-*"))) <= 2
     kinds = [line["kind"] for line in read_lines(folder / "metrics.jsonl")]
     assert kinds.count("train") == 10
     assert kinds.count("validation") == 3
@@ -369,3 +370,172 @@ def test_a_file_of_a_run_that_can_not_be_written_is_named(tmp_path, file):
     (folder / f".{file}.tmp").mkdir(parents=True)
     with pytest.raises(TrainingError, match=f"can't write {folder}/{file}: .*"):
         train_run(tiny(tmp_path, max_steps=1), folder, resume=False, reporter=SilentReporter())
+
+
+def damage(checkpoint):
+    weights = checkpoint / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+def calling_at(number, action, function):
+    """`function`, with `action` done just before its call of that number."""
+    calls = []
+
+    def wrapper(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == number:
+            action()
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_torn_checkpoints_do_not_push_out_whole_ones(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path, keep_checkpoints=3), folder, resume=False, reporter=SilentReporter())
+    for step in (9, 10):
+        damage(folder / "checkpoints" / f"step-{step:08d}")
+    listener = Listener()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "class_scores", calling_at(1, terminate, trainer_module.class_scores))
+        with pytest.raises(Interrupted, match="stopped after step 7, state saved"):
+            train_run(tiny(tmp_path), folder, resume=True, reporter=listener)
+    assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-00000006", "step-00000007"}
+    assert f"removed {folder}/checkpoints/step-00000010" in listener.said
+    train_run(tiny(tmp_path), folder, resume=True, reporter=listener)
+    assert "going on after step 7" in listener.said
+
+
+def test_a_damaged_best_model_is_not_the_end(tmp_path):
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path), folder, resume=False, reporter=SilentReporter())
+    for checkpoint in (folder / "checkpoints").glob("best-*"):
+        damage(checkpoint)
+    listener = Listener()
+    assert train_run(tiny(tmp_path), folder, resume=True, reporter=listener)["best_step"] == 10
+    said = [message for message in listener.said if "no whole checkpoint of the best model" in message]
+    assert len(said) == 1
+    assert "step-00000010" in said[0]
+
+
+def test_a_run_that_reached_its_target_stays_where_it_is(tmp_path):
+    config, folder = tiny(tmp_path, target_accuracy=0.01), tmp_path / "run"
+    first = train_run(config, folder, resume=False, reporter=SilentReporter())
+    (folder / "result.json").unlink()
+    again = train_run(config, folder, resume=True, reporter=SilentReporter())
+    assert again["steps"] == first["steps"] == 4
+    assert again["test"] == first["test"]
+    assert train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())["steps"] == 10
+
+
+def poison_gradients(monkeypatch, at):
+    """From scores that are finite come gradients that are not, in one call."""
+    scores, calls = trainer_module.class_scores, []
+
+    def poisoned(model, batch):
+        calls.append(batch)
+        nothing = (0 * next(model.parameters())).sum().abs().sqrt() if len(calls) == at else 0.0
+        return scores(model, batch) + nothing
+
+    monkeypatch.setattr(trainer_module, "class_scores", poisoned)
+    return calls
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(tmp_path, monkeypatch, clip_norm):
+    calls = poison_gradients(monkeypatch, at=3)
+    message = "the norm of the gradient is nan at step 3; the last good checkpoint is .*step-00000002"
+    config = tiny(tmp_path, clip_norm=clip_norm, checkpoint_every=1)
+    with pytest.raises(TrainingError, match=message) as caught:
+        train_run(config, tmp_path / "run", resume=False, reporter=SilentReporter())
+    assert all(str(index) in str(caught.value) for index in calls[-1].ids.tolist())
+    assert all(tensor.isfinite().all() for tensor in final_state(tmp_path / "run").values())
+
+
+def accelerator_with_scaler(config):
+    accelerator = make_accelerator(config)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    return accelerator
+
+
+def test_the_scale_of_gradients_is_kept_and_its_skipped_steps_are_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "make_accelerator", accelerator_with_scaler)
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path, max_steps=5), folder, resume=False, reporter=SilentReporter())
+    poison_gradients(monkeypatch, at=2)
+    train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
+    # Doubled after steps 2, 4, 6 would have been; 6 is made, 7 is skipped and halves it; then after 9.
+    scaler = CheckpointStore(folder / "checkpoints", print).newest("step").info["scaler"]
+    assert scaler["scale"] == 4 * 2 * 2 * 2 / 2 * 2
+    assert scaler["_growth_tracker"] == 1
+
+
+def test_interrupting_the_final_evaluation_says_that_training_is_complete(tmp_path, monkeypatch):
+    config, folder = tiny(tmp_path), tmp_path / "run"
+    evaluate = trainer_module.Trainer.evaluate
+
+    def interrupted(self, examples, *, draws=None):
+        if draws is not None:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(self, examples, draws=draws)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.Trainer, "evaluate", interrupted)
+        with pytest.raises(Interrupted, match=r"training is complete \(10 steps\), .*; --resume evaluates"):
+            train_run(config, folder, resume=False, reporter=SilentReporter())
+    assert train_run(config, folder, resume=True, reporter=SilentReporter())["steps"] == 10
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_is_not_lost(tmp_path, monkeypatch):
+    save = trainer_module.Trainer._save
+    monkeypatch.setattr(trainer_module.Trainer, "_save", calling_at(1, terminate, save))
+    with pytest.raises(Interrupted, match=r"training is complete \(2 steps\)"):
+        train_run(tiny(tmp_path, max_steps=2), tmp_path / "run", resume=False, reporter=SilentReporter())
+
+
+SIGNAL_AFTER_VALIDATION = """
+import os, signal, sys
+from klformer.cli import main
+from klformer.training.trainer import Trainer
+
+validate = Trainer._validate
+
+def signalled(self, log):
+    validate(self, log)
+    if self.accelerator.is_main_process:
+        signal.raise_signal(signal.SIGTERM)
+
+Trainer._validate = signalled
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
+    script = tmp_path / "signalled.py"
+    script.write_text(SIGNAL_AFTER_VALIDATION)
+    command = train_command(tmp_path, "run", processes=2)
+    at = command.index("klformer")
+    command[at - 1 : at + 1] = [str(script)]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "stopped after step 4, state saved" in done.stderr
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", print).newest("step").step == 4
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_a_last_batch_of_one(tmp_path):
+    # 360 examples: batches of 359 and of 1.
+    plain = ["--model.dropout", "0", "--quiet", "--training.batch-size", "359", "--training.max-steps", "6"]
+    for name, processes in [("one", 1), ("two", 2)]:
+        command = [*train_command(tmp_path, name, processes=processes), *plain]
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    logs = [read_lines(tmp_path / name / "metrics.jsonl") for name in ("one", "two")]
+    losses = [[r["loss"] for r in log if r["kind"] == "train"] for log in logs]
+    assert len(losses[0]) == 6
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)

@@ -46,9 +46,20 @@ def test_newest_and_pruning(store):
         save(store, step)
     save(store, 1, kind="best")
     (store.folder / ".step-00000500.1.tmp").mkdir()
-    store.prune("step", 2)
+    store.prune("step", 2, up_to=400)
     assert sorted(p.name for p in store.folder.iterdir()) == ["best-00000001", "step-00000030", "step-00000400"]
     assert store.newest("step").step == 400
+    assert store.newest("step", up_to=399).step == 30
+
+
+def test_what_is_newer_than_the_step_is_not_counted(store, said):
+    for step in (1, 2, 3, 40, 50):
+        save(store, step)
+    store.prune("step", 2, up_to=3)
+    assert sorted(p.name[-2:] for p in store.folder.iterdir()) == ["02", "03", "40", "50"]
+    store.remove_after("step", 3)
+    assert sorted(p.name[-2:] for p in store.folder.iterdir()) == ["02", "03"]
+    assert said == [f"removed {store.folder}/step-000000{step}" for step in (40, 50)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""What a trainer refuses before anything is trained."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+from klformer.training.progress import SilentReporter
+from klformer.training.trainer import Trainer
+
+
+def test_fp16_on_a_cpu_is_refused():
+    with pytest.raises(ValueError, match=r"training\.mixed_precision must be 'no' or 'bf16' on a CPU, got 'fp16'"):
+        Trainer(
+            torch.nn.Identity(),
+            None,
+            None,
+            num_classes=2,
+            optimiser=OptimiserConfig(),
+            schedule=ScheduleConfig(),
+            training=TrainingConfig(max_steps=1, mixed_precision="fp16"),
+            folder=Path("unused"),
+            accelerator=SimpleNamespace(device=torch.device("cpu")),
+            reporter=SilentReporter(),
+            seed=0,
+        )
