@@ -1,5 +1,6 @@
 """Turing machines as Transformers: every step agrees with a plain simulator, and each slip of the appendix shows."""
 
+import csv
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -21,12 +22,15 @@ from klformer.analysis.turing import (
     TuringMachine,
     build,
     compare,
+    decoded_trace,
     example_names,
+    expected_trace,
     fewest_samples,
     first_tie,
     highest_temperature,
     load_machine,
     parse_machine,
+    tape_of,
 )
 from klformer.analysis.turing.machine import Action
 from klformer.analysis.turing.transformer import COPY
@@ -491,5 +495,42 @@ def test_command_writes_table_and_figure(tmp_path, capsys):
     assert appendix["prf from m"] == "not up to 64"
     assert telescoping["rks from m"] in (4, 8, 16, 32, 64)
     assert report["settings"]["first_tie_in_float64"] == 262_563
-    assert {path.name for path in tmp_path.iterdir()} == {f"turing.{kind}" for kind in ("json", "csv", "svg", "png")}
-    assert "every step" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(f"turing.{kind}" for kind in ("json", "csv", "svg", "png")),
+        "turing-trace.csv",
+    }
+    out = capsys.readouterr().out
+    assert "every step" in out
+    assert "final tape" not in out
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+def test_the_decoders_outputs_give_the_tape(construction):
+    machine = load_machine("increment")
+    decoded = decoded_trace(build(machine, construction), "1011", 50, HARD)
+    assert decoded == expected_trace(machine, "1011", 50)
+    assert tape_of(machine, "1011", decoded) == "1100"
+    assert tape_of(machine, "1011", [None, *decoded[1:]]) == "100", "an output that says nothing writes nothing"
+
+
+@pytest.mark.parametrize("name", example_names())
+def test_the_tape_of_a_trace_is_that_of_the_simulator(name):
+    machine = load_machine(name)
+    trace = expected_trace(machine, machine.word, 1000)
+    assert tape_of(machine, machine.word, trace) == tape_after(machine, machine.word)[0]
+
+
+def test_command_shows_the_steps_side_by_side(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "SHOWN_STEPS", 5)
+    monkeypatch.setattr(command, "QUICK_SCALING_STEPS", (8,))
+    options = {"machines": ("increment",), "word": "11", "seeds": 1, "max_samples": 4, "quick": True}
+    command.run(command.TuringAnalysis(**options, trace=True, out=tmp_path))
+    out = capsys.readouterr().out
+    assert "binary increment, telescoping: 5 of 7 steps, copying included" in out
+    assert out.count("final tape, machine: 100") == out.count("final tape, decoder: 100") == 2
+    with (tmp_path / "turing-trace.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 7
+    assert all(row["agree"] == "yes" and row["head, machine"] == row["head, decoder"] for row in rows)
+    plain = expected_trace(load_machine("increment"), "11", 50)
+    assert [(row["state, decoder"], row["symbol, decoder"]) for row in rows[:7]] == [(c.state, c.symbol) for c in plain]

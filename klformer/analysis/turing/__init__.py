@@ -2,22 +2,32 @@
 
 from klformer.analysis.turing.attention import FeatureAttention, GaussianAttention, HardAttention, SoftAttention
 from klformer.analysis.turing.construction import CONSTRUCTIONS, ConstructionName, build
-from klformer.analysis.turing.machine import MachineError, TuringMachine, example_names, load_machine, parse_machine
+from klformer.analysis.turing.machine import (
+    Configuration,
+    MachineError,
+    TuringMachine,
+    example_names,
+    load_machine,
+    parse_machine,
+)
 from klformer.analysis.turing.simulate import (
     Comparison,
     Survival,
     best_survival,
     compare,
+    decoded_trace,
     expected_trace,
     fewest_samples,
     first_tie,
     highest_temperature,
+    tape_of,
 )
 from klformer.analysis.turing.transformer import Decoding, Printed, TuringTransformer
 
 __all__ = [
     "CONSTRUCTIONS",
     "Comparison",
+    "Configuration",
     "ConstructionName",
     "Decoding",
     "FeatureAttention",
@@ -32,6 +42,7 @@ __all__ = [
     "best_survival",
     "build",
     "compare",
+    "decoded_trace",
     "example_names",
     "expected_trace",
     "fewest_samples",
@@ -39,4 +50,5 @@ __all__ = [
     "highest_temperature",
     "load_machine",
     "parse_machine",
+    "tape_of",
 ]

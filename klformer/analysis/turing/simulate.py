@@ -61,6 +61,39 @@ def compare(model: TuringTransformer, word: str, max_steps: int, attention: Gaus
     return comparison
 
 
+def decoded_trace(
+    model: TuringTransformer, word: str, max_steps: int, attention: GaussianAttention
+) -> list[Configuration | None]:
+    """What the decoder says at y_0, y_1, ..., for as many steps as the machine takes; None where it is no encoding."""
+    decoding = Decoding(model, word, attention)
+    steps = len(expected_trace(model.machine, word, max_steps)) - 1
+    return [model.read(decoding.y), *(model.read(decoding.step()) for _ in range(steps))]
+
+
+def tape_of(machine: TuringMachine, word: str, trace: Sequence[Configuration | None]) -> str:
+    """The tape that a trace leaves, from the first cell that is not blank to the last.
+
+    An output has no tape; but the state and the symbol of each say what is written next, and where.
+    """
+    tape: dict[int, str] = {}
+    for configuration in trace[:-1]:
+        if configuration is None:
+            continue
+        written = _written(machine, word, configuration)
+        if written is not None:
+            tape[configuration.head] = written
+    used = [cell for cell, symbol in tape.items() if symbol != machine.blank]
+    return "".join(tape.get(cell, machine.blank) for cell in range(min(used), max(used) + 1)) if used else ""
+
+
+def _written(machine: TuringMachine, word: str, configuration: Configuration) -> str | None:
+    """What is written from here: the input while it is copied, then what the rules say; nothing after the halt."""
+    if configuration.state == COPY:
+        return word[configuration.head] if 0 <= configuration.head < len(word) else None
+    action = machine.rules.get((configuration.state, configuration.symbol))
+    return None if action is None else action.write
+
+
 def highest_temperature(
     model: TuringTransformer, word: str, max_steps: int, *, exponents: Iterable[int] = range(4, -64, -1)
 ) -> float | None:

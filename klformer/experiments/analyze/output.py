@@ -47,15 +47,20 @@ def write_results(
     }
     written = [folder / f"{name}.json", folder / f"{name}.csv"]
     written[0].write_text(json.dumps(_plain(report), indent=2, allow_nan=False) + "\n")
-    with written[1].open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(written[1], rows)
     if figure is not None:
         figure.supxlabel(caption, fontsize=8, wrap=True)
         written += [folder / f"{name}.svg", folder / f"{name}.png"]
         save(figure, *written[2:])
     return written
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The rows, all with the same keys, under one header."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _plain(value: Any) -> Any:

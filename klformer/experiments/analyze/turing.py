@@ -17,6 +17,7 @@ from rich.console import Console
 
 from klformer.analysis.turing import (
     CONSTRUCTIONS,
+    Configuration,
     ConstructionName,
     HardAttention,
     Survival,
@@ -25,16 +26,18 @@ from klformer.analysis.turing import (
     best_survival,
     build,
     compare,
+    decoded_trace,
     example_names,
     expected_trace,
     fewest_samples,
     first_tie,
     highest_temperature,
     load_machine,
+    tape_of,
 )
 from klformer.checks import check_count
 from klformer.experiments.analyze.options import Count
-from klformer.experiments.analyze.output import print_table, write_results
+from klformer.experiments.analyze.output import print_table, write_csv, write_results
 from klformer.plotting import MARKERS, line_style
 from klformer.tasks.progress import progress
 
@@ -43,6 +46,8 @@ SCALING_MACHINE = "counter"
 SCALING_STEPS = (8, 16, 32, 64, 128, 256, 512)
 QUICK_SCALING_STEPS = (8, 16, 32)
 FEWEST_SAMPLES = 4
+#: Steps of a trace that are shown; the file has all.
+SHOWN_STEPS = 50
 SEEDS = Count("seeds", full=10, quick=3)
 MAX_SAMPLES = Count("max_samples", full=16_384, quick=1024, minimum=FEWEST_SAMPLES)
 
@@ -64,10 +69,12 @@ class TuringAnalysis:
     """Draws of random features, 10, or 3 with --quick; a number of samples counts if all of them follow the machine."""
     max_samples: int | None = None
     """The largest number of samples to try, 16384, or 1024 with --quick; the search starts with 4 and doubles them."""
+    trace: bool = False
+    """Show every step of the plain machine and of the decoder with hard attention side by side, and the final tape."""
     quick: bool = False
     """Fewer seeds and samples, where nothing else is said, and fewer points in the figure."""
     out: Path = Path("analysis")
-    """Folder for turing.json, turing.csv, turing.svg and turing.png."""
+    """Folder for turing.json, turing.csv, turing.svg and turing.png, and for turing-trace.csv with all steps."""
 
     def __post_init__(self) -> None:
         SEEDS.check(self.seeds)
@@ -123,6 +130,8 @@ def run(options: TuringAnalysis) -> None:
     machines = [load_machine(name) for name in options.machines or example_names()]
     for machine in machines:
         machine.check_word(machine.word if options.word is None else options.word)
+    console = Console(width=max(140, Console().width))
+    trace_path = _write_traces(machines, options, console)
     search = _Search.of(options)
     scaling_steps = QUICK_SCALING_STEPS if options.quick else SCALING_STEPS
     jobs = len(CONSTRUCTIONS) * (len(machines) * 3 + len(scaling_steps) * 2)
@@ -130,13 +139,11 @@ def run(options: TuringAnalysis) -> None:
     scaling: list[dict[str, Any]] = []
     with progress("Turing machines", jobs, quiet=False) as advance:
         for machine in machines:
-            word = machine.word if options.word is None else options.word
-            steps = machine.steps if options.steps is None else options.steps
+            word, steps = _problem(machine, options)
             rows += [_row(machine, construction, word, steps, search, advance) for construction in CONSTRUCTIONS]
         machine = load_machine(SCALING_MACHINE)
         for construction in CONSTRUCTIONS:
             scaling += [_scaling_row(machine, construction, steps, search, advance) for steps in scaling_steps]
-    console = Console(width=max(140, Console().width))
     title = (
         f"Turing machines as Transformers; no: not up to m = {search.numbers[-1]:,}, (steps right in the worst seed)"
     )
@@ -152,10 +159,55 @@ def run(options: TuringAnalysis) -> None:
         "scaling": scaling,
         "first_tie_in_float64": first_tie(),
     }
-    for path in write_results(
+    written = write_results(
         options.out, "turing", caption=caption, rows=rows, settings=settings, figure=_figure(scaling, search)
-    ):
+    )
+    for path in (*written, trace_path):
         console.print(f"written to {path}", highlight=False)
+
+
+def _problem(machine: TuringMachine, options: TuringAnalysis) -> tuple[str, int]:
+    """Word and limit of steps: those of the command, else those of the file."""
+    word = machine.word if options.word is None else options.word
+    return word, machine.steps if options.steps is None else options.steps
+
+
+def _write_traces(machines: Sequence[TuringMachine], options: TuringAnalysis, console: Console) -> Path:
+    """Write the steps of all machines and both constructions; show them if that was asked for."""
+    rows: list[dict[str, Any]] = []
+    for machine in machines:
+        word, steps = _problem(machine, options)
+        for construction in CONSTRUCTIONS:
+            mine, tapes = _trace(machine, construction, word, steps)
+            rows += [{"machine": machine.name, "construction": construction} | row for row in mine]
+            if options.trace:
+                shown = mine[:SHOWN_STEPS]
+                title = f"{machine.name}, {construction}: {len(shown)} of {len(mine)} steps, copying included"
+                print_table(console, shown, title)
+                for name, tape in tapes.items():
+                    console.print(f"final tape, {name}: {tape or '(blank)'}", highlight=False, markup=False)
+    path = options.out / "turing-trace.csv"
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_csv(path, rows)
+    return path
+
+
+def _trace(
+    machine: TuringMachine, construction: ConstructionName, word: str, steps: int
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """A row for every output of the decoder beside what it should be, and both tapes at the end."""
+    traces: dict[str, Sequence[Configuration | None]] = {
+        "machine": expected_trace(machine, word, steps),
+        "decoder": decoded_trace(build(machine, construction), word, steps, HardAttention()),
+    }
+    rows = []
+    for step, (plain, decoded) in enumerate(zip(*traces.values(), strict=True)):
+        row: dict[str, Any] = {"step": step}
+        for field in ("state", "symbol", "head"):
+            row[f"{field}, machine"] = getattr(plain, field)
+            row[f"{field}, decoder"] = None if decoded is None else getattr(decoded, field)
+        rows.append(row | {"agree": "yes" if plain == decoded else "no"})
+    return rows, {name: tape_of(machine, word, trace) for name, trace in traces.items()}
 
 
 def _row(
