@@ -1,7 +1,7 @@
 """`klformer bench attention`: time and memory of every attention against the length of the sequence."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,17 @@ from klformer.bench.measure import (
     crossover,
     describe_machine,
     extra_peak_memory,
-    growth,
+    growth_power,
     in_own_process,
-    median_times,
+    round_times,
+    show_power,
+    spread,
 )
 from klformer.checks import check_choice
 from klformer.plotting import plot_against_length, save
+
+#: In place of a crossover, where there is none because softmax is slower at every length.
+EVERYWHERE = "everywhere"
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,14 @@ def run(options: AttentionBench) -> None:
     results = []
     for length in options.lengths:
         results += _measure(options, length, console)
-    report = {"environment": environment, "sizes": vars(options.sizes(0)), "results": results}
+    report = {
+        "environment": environment,
+        "sizes": vars(options.sizes(0)),
+        "results": results,
+        "summary": summarise(results),
+    }
     for quantity in ("seconds", "memory") if options.memory else ("seconds",):
-        console.print(_table(options, results, quantity))
+        console.print(_table(options, report, quantity))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "attention.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -132,7 +142,7 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
     sizes = options.sizes(length)
     subjects = {name: forward_and_backward(name, sizes) for name in options.attentions}
     with console.status(f"L={length:,}: time"):
-        times = median_times(subjects, repeats=options.repeats)
+        times = round_times(subjects, repeats=options.repeats)
     del subjects
     results = []
     for name, seconds in times.items():
@@ -140,11 +150,54 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
         if options.memory:
             with console.status(f"L={length:,}: memory of {name}"):
                 memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
-        results.append({"name": name, "length": length, "seconds": seconds, "memory": memory})
+        results.append({"name": name, "length": length, "seconds": spread(seconds), "memory": memory})
     return results
 
 
-def _table(options: AttentionBench, results: list[dict[str, Any]], quantity: str) -> Table:
+def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How time and memory of every attention grow with the length, and from which length on it is faster than softmax.
+
+    Args:
+        results: Rows with "name", "length", "seconds" and "memory"; all attentions have the same lengths.
+
+    Returns:
+        For each attention "time_slope" and "memory_slope", the powers of the length; "crossover", None where there is
+        none; and "faster_than_softmax", the same in words, None for softmax itself and where softmax is not there.
+    """
+    lengths = sorted({row["length"] for row in results})
+    names = dict.fromkeys(row["name"] for row in results)
+    seconds = {name: _values(results, name, "seconds") for name in names}
+    return [
+        {
+            "name": name,
+            "time_slope": growth_power(lengths, seconds[name]),
+            "memory_slope": growth_power(lengths, _values(results, name, "memory")),
+            **_beside_softmax(lengths, seconds[name], None if name == "softmax" else seconds.get("softmax")),
+        }
+        for name in names
+    ]
+
+
+def _beside_softmax(
+    lengths: Sequence[int], seconds: Sequence[float], softmax: Sequence[float] | None
+) -> dict[str, float | str | None]:
+    if softmax is None:
+        return {"crossover": None, "faster_than_softmax": None}
+    length = crossover(lengths, seconds, softmax)
+    if length is None:
+        return {"crossover": None, "faster_than_softmax": f"not up to {lengths[-1]:,}"}
+    if length == lengths[0]:
+        return {"crossover": None, "faster_than_softmax": EVERYWHERE}
+    return {"crossover": length, "faster_than_softmax": f"from about {length:,.0f}"}
+
+
+def _values(results: Sequence[Mapping[str, Any]], name: str, quantity: str) -> list[float]:
+    """Seconds (medians) or bytes of an attention from the shortest length to the longest, 0 where there is none."""
+    rows = sorted((row for row in results if row["name"] == name), key=lambda row: row["length"])
+    return [row["seconds"]["median"] if quantity == "seconds" else row["memory"] or 0 for row in rows]
+
+
+def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) -> Table:
     unit, scale = ("ms", 1e3) if quantity == "seconds" else ("MiB", 1 / MEBIBYTE)
     what = "time" if quantity == "seconds" else "peak memory above the operands"
     shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
@@ -157,38 +210,31 @@ def _table(options: AttentionBench, results: list[dict[str, Any]], quantity: str
     if beside_softmax:
         table.add_column("faster than softmax", justify="right")
         table.add_column("softmax / it, longest", justify="right")
-    by_place = {(row["name"], row["length"]): row[quantity] for row in results}
-    for name in options.attentions:
-        values = [by_place[name, length] for length in options.lengths]
+    for row in report["summary"]:
+        values = _values(report["results"], row["name"], quantity)
         cells = [f"{value * scale:,.0f}" for value in values]
-        cells.append(growth(options.lengths, values))
+        cells.append(show_power(row["time_slope" if quantity == "seconds" else "memory_slope"]))
         if beside_softmax:
-            softmax = [by_place["softmax", length] for length in options.lengths]
-            cells.append("" if name == "softmax" else _faster_from(options.lengths, values, softmax))
-            cells.append(f"{softmax[-1] / values[-1]:.1f}x")
-        table.add_row(name, *cells)
+            longest = _values(report["results"], "softmax", quantity)[-1]
+            cells += [row["faster_than_softmax"] or "", f"{longest / values[-1]:.1f}x"]
+        table.add_row(row["name"], *cells)
     return table
-
-
-def _faster_from(lengths: Sequence[int], seconds: Sequence[float], softmax: Sequence[float]) -> str:
-    length = crossover(lengths, seconds, softmax)
-    if length is None:
-        return f"not up to {lengths[-1]:,}"
-    return "everywhere" if length == lengths[0] else f"from about {length:,.0f}"
 
 
 def draw(report: dict[str, Any], *targets: Path) -> None:
     """Time and memory against the length, both on logarithmic axes."""
     results = report["results"]
     quantities = [("seconds", 1e3, "ms"), ("memory", 1 / MEBIBYTE, "MiB above the operands")]
+    names = dict.fromkeys(row["name"] for row in results)
+    lengths = sorted({row["length"] for row in results})
     quantities = [entry for entry in quantities if any(row[entry[0]] for row in results)]
     figure, all_axes = plt.subplots(1, len(quantities), figsize=(5.2 * len(quantities) + 1.8, 5), layout="constrained")
     for axes, (quantity, scale, unit) in zip([all_axes] if len(quantities) == 1 else all_axes, quantities, strict=True):
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for row in results:
-            if row[quantity]:
-                lines.setdefault(row["name"], []).append((row["length"], row[quantity] * scale))
-        plot_against_length(axes, lines)
+        lines = {}
+        for name in names:
+            points = zip(lengths, _values(results, name, quantity), strict=True)
+            lines[name] = [(length, value * scale) for length, value in points if value]
+        plot_against_length(axes, {name: points for name, points in lines.items() if points})
         axes.set_ylabel(("time, " if quantity == "seconds" else "memory, ") + unit)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)

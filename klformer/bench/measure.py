@@ -143,10 +143,20 @@ def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     return fit.slope
 
 
-def growth(lengths: Sequence[float], values: Sequence[float]) -> str:
-    """How values grow with the length, as a power of it, for tables; empty if there is nothing to fit."""
+def growth_power(lengths: Sequence[float], values: Sequence[float]) -> float | None:
+    """The power of the length as which values grow; None unless two of them are above 0."""
     points = [(length, value) for length, value in zip(lengths, values, strict=True) if value > 0]
-    return f"L^{log_log_slope(*zip(*points, strict=True)):.2f}" if len(points) > 1 else ""
+    return log_log_slope(*zip(*points, strict=True)) if len(points) > 1 else None
+
+
+def show_power(power: float | None) -> str:
+    """A power of the length for tables; empty if there is none."""
+    return "" if power is None else f"L^{power:.2f}"
+
+
+def growth(lengths: Sequence[float], values: Sequence[float]) -> str:
+    """How values grow with the length, for tables; empty if there is nothing to fit."""
+    return show_power(growth_power(lengths, values))
 
 
 def crossover(lengths: Sequence[float], times: Sequence[float], reference: Sequence[float]) -> float | None:

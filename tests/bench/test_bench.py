@@ -138,6 +138,31 @@ def test_crossover():
     assert crossover(lengths, [1, 4, 1], [2, 2, 2]) == pytest.approx(512)
 
 
+def test_growth_and_crossover_of_every_attention():
+    lengths = (64, 256, 1024)
+    times = {
+        "softmax": lambda length: length**2 / 2,
+        "linear": lambda length: 64 * length,
+        "fast": lambda length: length,
+        "slow": lambda length: length**3,
+    }
+    rows = [
+        {"name": name, "length": length, "seconds": {"median": seconds(length)}, "memory": length**2}
+        for length in lengths
+        for name, seconds in times.items()
+    ]
+    softmax, linear, fast, slow = attention.summarise(rows)
+    assert softmax["time_slope"] == pytest.approx(2)
+    assert softmax["memory_slope"] == pytest.approx(2)
+    assert softmax["faster_than_softmax"] is None
+    assert linear["crossover"] == pytest.approx(128)
+    assert linear["faster_than_softmax"] == "from about 128"
+    assert (fast["crossover"], fast["faster_than_softmax"]) == (None, "everywhere")
+    assert (slow["crossover"], slow["faster_than_softmax"]) == (None, "not up to 1,024")
+    alone = attention.summarise([row | {"memory": None} for row in rows if row["name"] == "linear"])
+    assert (alone[0]["memory_slope"], alone[0]["faster_than_softmax"]) == (None, None)
+
+
 def test_transforming_tokens_equals_the_matrix_product():
     spectrum = FastFoodSpectrum(num_heads=1, head_dim=16, num_frequencies=16).double()
     x = torch.randn(5, 16, dtype=torch.float64)
@@ -151,13 +176,16 @@ def test_small_benchmarks_print_their_tables():
 
 
 def test_attentions_are_measured_in_one_table_and_figure(tmp_path):
-    sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--lengths", "32", "64", "--repeats", "1"]
+    sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--lengths", "32", "64", "--repeats", "2"]
     out = run_bench("attention", "--attentions", "softmax", "local", "gmm-prf", *sizes, "--out", str(tmp_path))
     report = json.loads((tmp_path / "attention.json").read_text())
     assert [(row["name"], row["length"]) for row in report["results"]] == [
         (name, length) for length in (32, 64) for name in ("softmax", "local", "gmm-prf")
     ]
-    assert all(row["seconds"] > 0 and row["memory"] >= 0 for row in report["results"])
+    for row in report["results"]:
+        assert 0 < row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"]
+        assert row["memory"] >= 0
+    assert [row["name"] for row in report["summary"]] == ["softmax", "local", "gmm-prf"]
     assert "softmax / it" in out
     assert "faster than softmax" in out
     assert (tmp_path / "attention.png").stat().st_size > 1000

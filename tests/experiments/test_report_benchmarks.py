@@ -21,6 +21,7 @@ from klformer.experiments.report.benchmark_figures import _ticks
 from klformer.experiments.report.benchmark_tables import (
     attention_table,
     comparison_table,
+    growth_table,
     model_length_table,
     speed_table,
     subject_table,
@@ -40,12 +41,26 @@ def test_attentions_are_shown_in_numbers(tmp_path):
     write_benchmark(tmp_path / "attention.json")
     rows = json.loads((tmp_path / "attention.json").read_text())["results"]
     rows[0] |= {"memory": None}
-    rows[1] |= {"memory": 5 * 2**20, "seconds": 0.012}
+    rows[1] |= {"memory": 5 * 2**20, "seconds": {"median": 0.012, "low": 0.01, "high": 0.02}}
     edit(tmp_path / "attention.json", results=rows[:-1])
     (benchmark,) = collect([tmp_path]).attention_benchmarks
     softmax, gmm = attention_table("", benchmark).rows
-    assert shown(softmax) == ["softmax", DASH, "5.0", "0.2", "0.1", "12.0", "0.3"]
+    assert shown(softmax) == ["softmax", DASH, "5.0", "0.2", "0.0", "12.0 [10.0 to 20.0]", "0.5"]
     assert [cell.sort is None for cell in gmm] == [False, False, False, True, False, False, True]
+
+
+def test_growth_and_crossover_are_shown(tmp_path):
+    write_benchmark(tmp_path / "attention.json")
+    softmax, gmm = growth_table("", read_benchmark(tmp_path / "attention.json")).rows
+    assert shown(softmax) == ["softmax", "L^1.00", "L^2.00", DASH]
+    assert shown(gmm) == ["gmm-rks", "L^1.00", "L^1.00", "from about 128"]
+    assert gmm[3].sort == pytest.approx(128)
+    rows = json.loads((tmp_path / "attention.json").read_text())["summary"]
+    rows = [row | {"crossover": None, "faster_than_softmax": text} for row in rows for text in ("everywhere", "not up")]
+    edit(tmp_path / "attention.json", summary=rows)
+    table = growth_table("", read_benchmark(tmp_path / "attention.json"))
+    assert [(row[3].text, row[3].sort) for row in table.rows[:2]] == [("everywhere", 0), ("not up", None)]
+    assert "from where on faster than softmax" in text_of(page_of(tmp_path, tmp_path))
 
 
 def test_speed_is_shown_with_its_spread_and_the_batches(tmp_path):
@@ -215,7 +230,13 @@ def test_numbers_that_are_not_there_are_missing(tmp_path):
     [
         ("attention.json", '{"results": 3}', r"attention\.json has no list of results"),
         ("attention.json", '{"results": [{"name": "a", "length": "b"}]}', r"attention\.json is not a benchmark"),
-        ("attention.json", '{"results": [], "sizes": 3}', r"attention\.json .* sizes must be an object, got 3"),
+        ("attention.json", '{"results": []}', r"attention\.json has no list of summary"),
+        ("attention.json", '{"results": [{"name": "a", "length": 1, "seconds": 2}]}', r"seconds must be an object"),
+        (
+            "attention.json",
+            '{"results": [], "summary": [], "sizes": 3}',
+            r"attention\.json .* sizes must be an object, got 3",
+        ),
         ("model.json", "{}", r"model\.json is not a benchmark of attentions, models or peers"),
         ("model.json", '{"layers": 3}', r"model\.json is not a benchmark .* none of results, speed, comparisons"),
         ("model.json", '{"speed": [', r"model\.json is not JSON"),

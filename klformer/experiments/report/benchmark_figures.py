@@ -20,7 +20,6 @@ from klformer.experiments.report.drawing import (
     thousands,
     visible,
 )
-from klformer.experiments.report.reading import finite
 from klformer.experiments.report.settings import task_title
 
 #: Lines by attention: lengths and values.
@@ -98,9 +97,10 @@ def draw_attention_length(artist: Artist, benchmark: AttentionBenchmark, quantit
     scale = 1 / MEBIBYTE if quantity == "memory" else 1e3
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in benchmark.rows:
-        value = finite(row.get(quantity))
+        seconds = None if row.seconds is None else row.seconds.median
+        value = row.memory if quantity == "memory" else seconds
         if value is not None and value > 0:
-            lines.setdefault(str(row["name"]), []).append((row["length"], value * scale))
+            lines.setdefault(row.name, []).append((row.length, value * scale))
     if not lines:
         return None
     name = artist.name(f"{quantity}-against-length")

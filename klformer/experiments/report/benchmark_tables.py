@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
+from klformer.bench.attention import EVERYWHERE
 from klformer.bench.contenders import TOLERANCE
-from klformer.bench.measure import MEBIBYTE, log_log_slope
+from klformer.bench.measure import MEBIBYTE, growth_power, show_power
 from klformer.experiments.report.benchmarks import (
     AttentionBenchmark,
+    AttentionSummary,
     Comparison,
     ModelBenchmark,
     ModelRow,
     PeerBenchmark,
     Spread,
 )
-from klformer.experiments.report.reading import finite
 from klformer.experiments.report.settings import attention_order, task_title
 from klformer.experiments.report.tables import MISSING, Cell, Column, Table, number, words
 from klformer.tasks import TASKS
@@ -26,6 +27,7 @@ MEMORY_RATIO_HINT = (
     "ratio of the medians of the peaks above the operands, lowest to highest of the pairs; above 1 klformer takes less"
 )
 EPSILON_NOTE = "Its epsilon is a constant that performer-pytorch adds to each feature; klformer adds none."
+CROSSOVER_HINT = "length from which on it stays faster, on straight lines between measurements in logarithms"
 GROWTH_HINT = "power of the length that fits best: 1 is linear, 2 quadratic"
 
 
@@ -86,29 +88,50 @@ def _memory_at(row: ModelRow | None, reasons: Sequence[str]) -> Cell:
 
 
 def _growth(rows: Sequence[ModelRow]) -> Cell:
-    points = [(row.length, row.memory.median) for row in rows if row.memory is not None and row.memory.median > 0]
-    if len(points) < 2:
+    measured = [(row.length, row.memory.median) for row in rows if row.memory is not None]
+    return _power(growth_power(*zip(*measured, strict=True))) if measured else MISSING
+
+
+def _power(power: float | None) -> Cell:
+    return MISSING if power is None else Cell(show_power(power), power)
+
+
+def growth_table(name: str, benchmark: AttentionBenchmark) -> Table:
+    """How every attention grows with the length, and from which length on it is faster than softmax."""
+    columns = (
+        Column("attention", numeric=False),
+        Column("memory", "here", "grows as", hint=GROWTH_HINT),
+        Column("time", "here", "grows as", hint=GROWTH_HINT),
+        Column("faster than softmax", "here", hint=CROSSOVER_HINT),
+    )
+    rows = tuple(
+        (words(row.name, code=True), _power(row.memory_slope), _power(row.time_slope), _crossover(row))
+        for row in sorted(benchmark.summary, key=lambda row: attention_order(row.name))
+    )
+    return Table(name, "Growth with the length, and from where on faster than softmax", columns, rows)
+
+
+def _crossover(row: AttentionSummary) -> Cell:
+    if not row.faster_than_softmax:
         return MISSING
-    slope = log_log_slope(*zip(*points, strict=True))
-    return Cell(f"L^{slope:.2f}", slope)
+    return Cell(row.faster_than_softmax, 0.0 if row.faster_than_softmax == EVERYWHERE else row.crossover)
 
 
 def attention_table(name: str, benchmark: AttentionBenchmark) -> Table:
     """Memory and time of every attention at every length."""
-    lengths = sorted({row["length"] for row in benchmark.rows})
-    by_place = {(str(row["name"]), row["length"]): row for row in benchmark.rows}
-    quantities = (("memory", "memory above the operands, MiB", 1 / MEBIBYTE), ("seconds", "time, ms", 1e3))
+    lengths = sorted({row.length for row in benchmark.rows})
+    by_place = {(row.name, row.length): row for row in benchmark.rows}
+    titles = ("memory above the operands, MiB", "time, ms")
     columns = [Column("attention", numeric=False)]
-    columns += [Column(f"{length:,}", "here", title) for _, title, _ in quantities for length in lengths]
+    columns += [Column(f"{length:,}", "here", title) for title in titles for length in lengths]
     rows = []
-    for attention in sorted({str(row["name"]) for row in benchmark.rows}, key=attention_order):
-        cells = [words(attention, code=True)]
-        for quantity, _, scale in quantities:
-            for length in lengths:
-                value = finite(by_place.get((attention, length), {}).get(quantity))
-                cells.append(number(None if value is None else value * scale, "{:,.1f}"))
-        rows.append(tuple(cells))
-    return Table(name, "Forward and backward of one attention, by length in tokens", tuple(columns), tuple(rows))
+    for attention in sorted({row.name for row in benchmark.rows}, key=attention_order):
+        mine = [by_place.get((attention, length)) for length in lengths]
+        memory = [None if row is None or row.memory is None else row.memory / MEBIBYTE for row in mine]
+        times = [_spread(None if row is None else row.seconds, "{:,.1f}".format, 1e3) for row in mine]
+        rows.append((words(attention, code=True), *(number(value, "{:,.1f}") for value in memory), *times))
+    title = "Forward and backward of one attention, by length in tokens"
+    return Table(name, title, tuple(columns), tuple(rows), stacked=True)
 
 
 def comparison_table(name: str, benchmark: PeerBenchmark) -> Table:

@@ -29,12 +29,35 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class AttentionRow:
+    """Forward and backward of one attention at one length."""
+
+    name: str
+    length: float
+    seconds: Spread | None
+    memory: float | None
+
+
+@dataclass(frozen=True)
+class AttentionSummary:
+    """How an attention grows with the length, as powers of it, and from which length on it is faster than softmax."""
+
+    name: str
+    memory_slope: float | None
+    time_slope: float | None
+    #: The length, where there is one, and the same in words.
+    crossover: float | None
+    faster_than_softmax: str
+
+
+@dataclass(frozen=True)
 class AttentionBenchmark:
     """Time and memory of attentions against the length, as `klformer bench attention` wrote them."""
 
     origin: Origin
     sizes: Mapping[str, Any]
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[AttentionRow, ...]
+    summary: tuple[AttentionSummary, ...]
 
 
 @dataclass(frozen=True)
@@ -122,10 +145,21 @@ def read_benchmark(path: Path) -> Benchmark:
 
 
 def _read_attention(content: Mapping[str, Any], path: Path) -> AttentionBenchmark:
-    rows = rows_of(content, "results", ("name", "length"), path)
-    for row in rows:
-        _length(row, path)
-    return AttentionBenchmark(_origin(content, path), _object(content, "sizes", path), rows)
+    rows = tuple(
+        AttentionRow(str(row["name"]), _length(row, path), _spread(row, "seconds", path), finite(row.get("memory")))
+        for row in rows_of(content, "results", ("name", "length"), path)
+    )
+    summary = tuple(
+        AttentionSummary(
+            name=str(row["name"]),
+            memory_slope=finite(row.get("memory_slope")),
+            time_slope=finite(row.get("time_slope")),
+            crossover=finite(row.get("crossover")),
+            faster_than_softmax=str(row.get("faster_than_softmax") or ""),
+        )
+        for row in rows_of(content, "summary", ("name",), path)
+    )
+    return AttentionBenchmark(_origin(content, path), _object(content, "sizes", path), rows, summary)
 
 
 def _read_model(content: Mapping[str, Any], path: Path) -> ModelBenchmark:

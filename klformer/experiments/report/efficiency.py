@@ -8,6 +8,7 @@ from klformer.experiments.report.benchmark_figures import draw_attention_length,
 from klformer.experiments.report.benchmark_tables import (
     attention_table,
     comparison_table,
+    growth_table,
     model_length_table,
     speed_table,
     subject_table,
@@ -93,6 +94,7 @@ def _attention(artist: Artist, number: int, benchmark: AttentionBenchmark) -> Vi
     return View(
         about=f"{_shape(benchmark.sizes)} Measured on {benchmark.origin}.",
         drawings=_known(draw_attention_length(artist, benchmark, quantity) for quantity in ("memory", "seconds")),
+        tables=(growth_table(f"growth-{number}", benchmark),) if benchmark.summary else (),
         details=(attention_table(f"bench-{number}", benchmark),),
     )
 

@@ -184,7 +184,7 @@ def _attentions(collection: Collection) -> list[str]:
     """All attentions of the page; those of runs come first and get the colours that are easiest to tell apart."""
     trained = {run.attention for run in collection.runs}
     others = {str(row["attention"]) for analysis in collection.variance for row in analysis.rows}
-    others |= {str(row["name"]) for benchmark in collection.attention_benchmarks for row in benchmark.rows}
+    others |= {row.name for benchmark in collection.attention_benchmarks for row in benchmark.rows}
     for models in collection.model_benchmarks:
         others |= {row.attention for row in (*models.speed, *models.length)}
     return [*sorted(trained, key=attention_order), *sorted(others - trained, key=attention_order)]
