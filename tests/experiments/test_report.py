@@ -32,7 +32,7 @@ from klformer.experiments.report.collect import collect
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_COLUMNS, LRA, RANDOM
 from klformer.experiments.report.settings import make_settings
-from klformer.experiments.report.tables import glue_task, lra_table
+from klformer.experiments.report.tables import glue_task, lra_table, setting_table
 
 
 def test_averages_of_the_lra_table_and_their_misprint():
@@ -426,3 +426,14 @@ def test_several_may_be_best(tmp_path):
     for name, accuracy in (("softmax", 1.0), ("gmm-rks", 1.0), ("performer", 0.999)):
         make_run(tmp_path / name, name, task="sparsity", accuracy=accuracy)
     assert "best here: softmax and 1 with the same" in text_of(page_of(tmp_path, tmp_path))
+
+
+def test_all_of_the_best_are_bold(tmp_path):
+    for name, accuracy in (("softmax", 0.9), ("gmm-rks", 0.90004), ("performer", 0.8999)):
+        make_run(tmp_path / name, name, accuracy=accuracy)
+    settings = make_settings(collect([tmp_path]).runs)
+    rows = lra_table(settings).rows
+    assert {row[0].note for row in rows if row[5].best} == {"softmax", "gmm-rks"}
+    assert {row[0].text for row in setting_table(settings[0]).rows if row[3].best} == {"softmax", "gmm-rks"}
+    alone = make_settings(collect([tmp_path / "softmax"]).runs)
+    assert not any(row[5].best for row in lra_table(alone).rows)

@@ -40,8 +40,6 @@ from klformer.experiments.report.tables import (
 )
 
 TEMPLATE = "template.html.j2"
-#: Accuracies nearer than this, in percent, look the same on the page.
-SHOWN_ACCURACY = 0.005
 #: Options without which a page would call home: nothing may be loaded, and only the page's own script may run.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; script-src '{}'"
@@ -159,7 +157,7 @@ def glance(setting: Setting) -> Glance:
         letter=setting.letter,
         budget=setting.budget(),
         best=ranked[0][0].attention if ranked else None,
-        ties=sum(abs(accuracy - ranked[0][1]) < SHOWN_ACCURACY for _, accuracy in ranked[1:]),
+        ties=len(setting.best()[1:]),
         accuracy=ranked[0][1] if ranked else None,
         spread=_describe_spread(ranked[0][0]) if ranked else "",
         softmax=softmax.accuracy() if softmax is not None else None,

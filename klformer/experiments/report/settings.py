@@ -26,6 +26,8 @@ FREE = {
     "training.log_every",
     "training.pad_to_longest",
 }
+#: Accuracies nearer than this, in percent, look the same on the page.
+SHOWN_ACCURACY = 0.005
 #: The order of the page.
 TASK_ORDER = ("listops", "text", "retrieval", "image", "sparsity")
 TASK_TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "image": "Image", "sparsity": "Sparsity"}
@@ -119,6 +121,15 @@ class Setting:
         """Finished attentions with their accuracy in percent, best first."""
         scored = [(group, accuracy) for group in self.groups if (accuracy := group.accuracy()) is not None]
         return sorted(scored, key=lambda item: -item[1])
+
+    def best(self) -> list[Group]:
+        """The finished attentions that no other beats, as far as the page shows."""
+        ranked = self.ranked()
+        return [group for group, accuracy in ranked if ranked[0][1] - accuracy < SHOWN_ACCURACY]
+
+    def is_best(self, group: Group) -> bool:
+        """Whether it is one of the best of several."""
+        return len(self.ranked()) > 1 and any(group is one for one in self.best())
 
 
 def task_title(task: str) -> str:

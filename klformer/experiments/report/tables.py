@@ -164,9 +164,7 @@ def accuracy_cell(setting: Setting, group: Group) -> Cell:
     accuracy = group.accuracy()
     if accuracy is None:
         return Cell("unfinished", None, note=setting.letter)
-    ranked = setting.ranked()
-    best = len(ranked) > 1 and ranked[0][0] is group
-    return Cell(f"{accuracy:.2f}", accuracy, note=setting.letter, best=best)
+    return Cell(f"{accuracy:.2f}", accuracy, note=setting.letter, best=setting.is_best(group))
 
 
 def setting_table(setting: Setting) -> Table:
@@ -190,11 +188,10 @@ def setting_table(setting: Setting) -> Table:
     ]
     if has_paper:
         columns.insert(2, Column("paper", "paper", accuracy, hint="as printed in the paper, at its own, larger budget"))
-    ranked = setting.ranked()
     rows = []
     unranked = [group for group in setting.groups if group.accuracy() is None]
-    for group in [*(group for group, _ in ranked), *unranked]:
-        row = _setting_row(group, best=len(ranked) > 1 and ranked[0][0] is group)
+    for group in [*(group for group, _ in setting.ranked()), *unranked]:
+        row = _setting_row(group, best=setting.is_best(group))
         if has_paper:
             row.insert(2, number(paper.get(group.attention)))
         rows.append(tuple(row))
