@@ -111,18 +111,25 @@ def has_noise(model: nn.Module) -> bool:
 def scores_of_draws(model: nn.Module, batch: Batch, draws: Iterable[int] | None, *, seed: int) -> Tensor:
     """Scores (draws, B, num_classes) of a batch under some draws of the noise, or with the noise that the model has.
 
-    Draw d of a seed is the same for every batch. What comes before the first noise is computed once. The model is to
-    be in evaluation mode; its noise is that of the last draw afterwards.
+    The model is to be in evaluation mode; its noise is that of the last draw afterwards.
     """
     if draws is None:
         return class_scores(model, batch).unsqueeze(0)
-    scores = []
+    return torch.stack(list(each_draw(model, batch, draws, seed=seed)))
+
+
+@torch.no_grad()
+def each_draw(model: nn.Module, batch: Batch, draws: Iterable[int], *, seed: int) -> Iterator[Tensor]:
+    """Scores (B, num_classes) of a batch under one draw of the noise after the other.
+
+    Draw d of a seed is the same for every batch, and whatever was drawn before. What comes before the first noise is
+    computed once.
+    """
     with first_part_once(model) as next_pass:
         for draw in draws:
             next_pass()
             resample(model, generator_for(seed, "evaluation", draw))
-            scores.append(class_scores(model, batch))
-    return torch.stack(scores)
+            yield class_scores(model, batch)
 
 
 @contextmanager

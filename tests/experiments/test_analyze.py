@@ -4,6 +4,9 @@ import csv
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ from klformer.training.evaluation import class_scores, evaluate, evaluating, sco
 from klformer.training.progress import SilentReporter
 
 TINY_DEEP = [*TINY, "--model.num-layers", "2", "--quiet"]
+#: Of the 45 validation examples.
+IN_THREE_BATCHES = ["--training.evaluation-batch-size", "16"]
 ATTENTIONS = ("gmm-rks", "gmm-prf", "fastfood-prf", "softmax")
 
 
@@ -36,7 +41,8 @@ def runs(tmp_path_factory):
         patch.setenv("KLFORMER_DATA", str(home / "data"))
         for name in ATTENTIONS:
             options = "" if name == "softmax" else ":num_frequencies=8"
-            cli.main(["train", "--attention", name + options, *TINY_DEEP, "--out", str(home / "runs"), "--name", name])
+            folder = ["--out", str(home / "runs"), "--name", name]
+            cli.main(["train", "--attention", name + options, *TINY_DEEP, *IN_THREE_BATCHES, *folder])
         yield home / "runs"
 
 
@@ -125,19 +131,89 @@ def test_numbers_that_are_not_finite_are_null_and_missing_in_the_report(tmp_path
     assert (table.rows[0][3], table.rows[0][5]) == (MISSING, MISSING)
 
 
-def test_variance_goes_on_where_it_was(runs, tmp_path, capsys, monkeypatch):
-    arguments = ["variance", runs / "gmm-rks", "--draws", "3", "--out", tmp_path]
+@pytest.fixture
+def asked_for(monkeypatch):
+    """The draws that are computed, batch by batch, with two of them in a file."""
+    asked, original = [], variance.each_draw
+
+    def each_draw(model, batch, draws, *, seed):
+        asked.append(list(draws))
+        return original(model, batch, draws, seed=seed)
+
+    monkeypatch.setattr(variance, "each_draw", each_draw)
+    monkeypatch.setattr(variance, "BLOCK", 2)
+    return asked
+
+
+def test_variance_goes_on_where_it_was(runs, tmp_path, capsys, asked_for):
+    arguments = ["variance", runs / "gmm-rks", "--draws", "5", "--out", tmp_path]
     analyze(capsys, *arguments)
     before = results(tmp_path, "variance")
+    num_batches = len(asked_for)
+    assert num_batches == 3
     stored = sorted((tmp_path / "variance-scores").rglob("*.npy"))
-    assert stored
-    stored[0].unlink()
-    computed = []
-    original = variance.scores_of_draws
-    monkeypatch.setattr(variance, "scores_of_draws", lambda *a, **k: computed.append(1) or original(*a, **k))
+    assert len(stored) == 3 * num_batches
+    stored[1].unlink()
+    asked_for.clear()
     analyze(capsys, *arguments)
-    assert len(computed) == 1
+    assert asked_for == [[2, 3]] + [[]] * (num_batches - 1)
     assert results(tmp_path, "variance") == before
+
+
+@pytest.mark.parametrize("name", ["gmm-rks", "fastfood-prf"])
+def test_more_draws_start_from_those_that_are_there(runs, tmp_path, capsys, asked_for, name):
+    def rows(draws, folder):
+        analyze(capsys, "variance", runs / name, "--draws", draws, "--limit", 20, "--out", tmp_path / folder)
+        return results(tmp_path / folder, "variance")
+
+    few = rows(3, "grown")
+    asked_for.clear()
+    many = rows(7, "grown")
+    assert set(map(tuple, asked_for)) == {(3, 4, 5, 6)}
+    assert many == rows(7, "at once")
+    asked_for.clear()
+    assert rows(3, "grown") == few
+    assert not any(asked_for)
+
+
+def test_the_first_part_is_computed_once_a_batch(runs, tmp_path, capsys, asked_for, monkeypatch):
+    calls, compute = [], SequenceEmbedding.forward
+    monkeypatch.setattr(SequenceEmbedding, "forward", lambda *a, **k: calls.append(1) or compute(*a, **k))
+    analyze(capsys, "variance", runs / "gmm-rks", "--draws", "6", "--out", tmp_path)
+    assert len(calls) == len(asked_for)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from klformer import cli
+from klformer.experiments.analyze import variance
+
+variance.BLOCK, saved, save = 2, [], np.save
+
+def save_some(path, scores):
+    if len(saved) == 3:
+        path.write_bytes(b"half of a file")
+        os.kill(os.getpid(), signal.SIGKILL)
+    saved.append(path)
+    save(path, scores)
+
+np.save = save_some
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_killed_analysis_goes_on_to_the_same_numbers(runs, tmp_path, capsys, asked_for):
+    arguments = ["variance", str(runs / "gmm-prf"), "--draws", "4", "--out"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "analyze", *arguments, str(tmp_path / "killed")], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "variance.json").exists()
+    analyze(capsys, *arguments, tmp_path / "killed")
+    assert asked_for[:2] == [[], [2, 3]]
+    analyze(capsys, *arguments, tmp_path / "whole")
+    assert results(tmp_path / "killed", "variance") == results(tmp_path / "whole", "variance")
 
 
 @pytest.mark.parametrize("name", ["gmm-rks", "fastfood-prf", "softmax"])

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
+from torch import Tensor
 
 from klformer.analysis.variance import FloatArray, r_squared, variance_metrics
 from klformer.experiments.analyze.options import Count
@@ -21,7 +22,7 @@ from klformer.experiments.analyze.output import print_table, write_results
 from klformer.experiments.run import LoadedRun, attention_label, load_run, task_label
 from klformer.plotting import COLOURS, MARKERS
 from klformer.tasks import BucketSampler, Examples, collate
-from klformer.training.evaluation import evaluating, has_noise, scores_of_draws
+from klformer.training.evaluation import each_draw, evaluating, has_noise
 from klformer.training.progress import make_reporter
 
 Row = dict[str, Any]
@@ -34,13 +35,16 @@ DRAWS = Count("draws", full=100, quick=10, minimum=2)
 LIMIT = Count("limit", full=None, quick=200)
 #: Through two points there is always a line.
 FEWEST_RUNS = 3
+#: Draws of a batch that are kept in one file.
+BLOCK = 10
 
 
 @dataclass(frozen=True)
 class VarianceAnalysis:
     """Variance of predictions over draws of the frequencies, of one run or several.
 
-    Every batch that is finished is kept, so that a stopped analysis goes on where it was. Example:
+    What is finished is kept, ten draws of a batch at a time: a stopped analysis goes on where it was, and one with more
+    draws starts from those that are there. Example:
 
       klformer analyze variance runs/text-laptop-* --draws 100
     """
@@ -80,7 +84,7 @@ def run(options: VarianceAnalysis) -> None:
         if limit is not None:
             examples = examples.take(np.arange(min(limit, len(examples))))
         key = _fingerprint(loaded, examples)
-        store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{draws}draws-{key}"
+        store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
         row = {"run": folder.name, "attention": attention_label(loaded.config), "task": _task_of(loaded)}
         rows.append(row | asdict(variance_metrics(scores, examples.labels)) | {"examples": len(examples)})
@@ -108,8 +112,9 @@ def _task_of(loaded: LoadedRun) -> str:
 
 
 def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
-    """What the scores depend on, besides the draws: weights, seed and examples."""
-    digest = hashlib.sha256(f"{loaded.config.seed}/{len(examples)}".encode())
+    """What the scores depend on, besides the draws: weights, seed, examples and how they are batched."""
+    batch_size = loaded.config.training.evaluation_batch_size
+    digest = hashlib.sha256(f"{loaded.config.seed}/{len(examples)}/{batch_size}".encode())
     for parameter in loaded.model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     for array in (examples.labels, examples.lengths):
@@ -122,20 +127,47 @@ def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws:
     store.mkdir(parents=True, exist_ok=True)
     batch_size = loaded.config.training.evaluation_batch_size
     batches = list(BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).epoch(0))
+    spans = [range(start, min(start + BLOCK, draws)) for start in range(0, draws, BLOCK)]
     scores = np.zeros((draws, len(examples), loaded.task.num_classes))
     with Progress(transient=True) as progress, evaluating(loaded.model):
-        bar = progress.add_task(loaded.folder.name, total=len(batches))
+        bar = progress.add_task(loaded.folder.name, total=len(batches) * len(spans))
         for number, indices in enumerate(batches):
-            path = store / f"batch-{number:05d}-of-{len(batches)}-with-{len(examples)}.npy"
-            if not path.exists():
-                batch = collate(examples, indices)
-                found = scores_of_draws(loaded.model, batch, range(draws), seed=loaded.config.seed)
-                temporary = path.with_suffix(".tmp.npy")
-                np.save(temporary, found.double().numpy())
-                temporary.replace(path)
-            scores[:, indices] = np.load(path)
-            progress.advance(bar)
+            name = f"batch-{number:05d}-of-{len(batches)}-draws-from-{{:05d}}.npy"
+            blocks = [_Block.read(store / name.format(span.start), span) for span in spans]
+            # One pass over all that is missing, so that what has no part in the draws is computed once.
+            missing = [draw for block in blocks for draw in block.missing]
+            fresh = each_draw(loaded.model, collate(examples, indices), missing, seed=loaded.config.seed)
+            for block in blocks:
+                scores[block.draws.start : block.draws.stop, indices] = block.complete(fresh)
+                progress.advance(bar)
     return scores
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Scores of one batch under some draws in a row, in a file that may have less of them, or more."""
+
+    path: Path
+    draws: range
+    kept: FloatArray | None  # (draws, B, K)
+
+    @classmethod
+    def read(cls, path: Path, draws: range) -> "_Block":
+        return cls(path, draws, np.load(path) if path.exists() else None)
+
+    @property
+    def missing(self) -> range:
+        return self.draws if self.kept is None else self.draws[len(self.kept) :]
+
+    def complete(self, fresh: Iterator[Tensor]) -> FloatArray:
+        """What is kept, with as many of the fresh scores as are missing, which are kept from now on."""
+        found = [] if self.kept is None else list(self.kept[: len(self.draws)])
+        if self.missing:
+            found += [scores.double().numpy() for scores in islice(fresh, len(self.missing))]
+            temporary = self.path.with_suffix(".tmp.npy")
+            np.save(temporary, np.stack(found))
+            temporary.replace(self.path)
+        return np.stack(found)
 
 
 def correlate(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
