@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.checks import check_count, check_number
-from klformer.ops.sinkhorn import sinkhorn
+from klformer.ops.sinkhorn import log_sinkhorn, mix
 from klformer.ops.softmax_attention import hide, in_full_precision
 
 
@@ -69,8 +69,7 @@ class SinkhornAttention(AttentionMechanism):
         k, v = hide(k, key_mask), hide(v, key_mask)
         keys, values = cut(k, size), cut(v, size)
         there = cut_mask(key_mask, k, size)
-        matching = self.matching(keys, there, causal)
-        sorted_keys, sorted_values, sorted_there = _sort(matching, keys, values, there)
+        sorted_keys, sorted_values, sorted_there = self._sort(keys, values, there, causal)
         own = there.expand(-1, -1, self.num_heads, -1, -1)
         if causal:
             positions = block_positions(keys.shape[1], size, device=q.device)
@@ -85,8 +84,16 @@ class SinkhornAttention(AttentionMechanism):
         )
         return join(out, length)
 
-    def matching(self, keys: Tensor, there: Tensor, causal: bool) -> Tensor:
-        """R (B, H, N, N), rows: blocks of queries, columns: blocks of keys (B, N, H, b, D)."""
+    def _sort(self, keys: Tensor, values: Tensor, there: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values mixed by R, and which of them there are: (B, N, H, 1, b)."""
+        log_matching = self.log_matching(keys, there, causal)
+        with in_full_precision(keys) as full:
+            present = there[:, :, 0, 0].expand(keys.shape[0], -1, -1)
+            mixed, is_there = mix(log_matching, present, keys.to(full), values.to(full))
+        return mixed[0].to(keys.dtype), mixed[1].to(values.dtype), is_there.unsqueeze(3)
+
+    def log_matching(self, keys: Tensor, there: Tensor, causal: bool) -> Tensor:
+        """log R (B, H, N, N), rows: blocks of queries, columns: blocks of keys (B, N, H, b, D)."""
         num_blocks = keys.shape[1]
         with in_full_precision(keys) as full:
             pooled = keys.to(full).sum(3).transpose(1, 2)
@@ -97,22 +104,7 @@ class SinkhornAttention(AttentionMechanism):
             allowed = holds_keys[:, None, :, None] & holds_keys[:, None, None, :]
             if causal:
                 allowed = allowed & allowed.new_ones(num_blocks, num_blocks).tril(-1)
-            return sinkhorn(logits, allowed, iterations=self.iterations, causal=causal)
-
-
-def _sort(matching: Tensor, keys: Tensor, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks mixed by R, token by token; what is not there has no part, and what is left is an average again."""
-    with in_full_precision(keys) as full:
-        weights = there[:, :, 0].to(full).expand(matching.shape[0], -1, -1, -1)
-        kept = torch.einsum("bhnm,bmos->bnhs", matching, weights).unsqueeze(-1)
-        is_there = kept > 0
-        # Only what is missing is made up for: 1 where all tokens are there.
-        share = (kept / matching.sum(-1).transpose(1, 2)[..., None, None]).masked_fill(~is_there, 1)
-
-        def mix(blocks: Tensor) -> Tensor:
-            return (torch.einsum("bhnm,bmhsd->bnhsd", matching, blocks.to(full)) / share).to(blocks.dtype)
-
-        return mix(keys), mix(values), is_there.transpose(-1, -2)
+            return log_sinkhorn(logits, allowed, iterations=self.iterations, causal=causal)
 
 
 register_mechanism("sinkhorn", SinkhornAttention, "own and matched block (Sparse Sinkhorn attention)")

@@ -290,11 +290,13 @@ def test_forward_leaves_no_trace(name):
 
 
 @every_direction
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("std", [0.0, 1e-3, 32.0, 1e4])
-def test_extreme_inputs_stay_finite(name, causal, std):
+def test_extreme_inputs_stay_finite(name, causal, std, masked):
     mechanism, x = problem(name, dtype=torch.float32, causal=causal, queries=67, std=std)
+    key_mask = half_masked(keys=x.k.shape[2]) if masked else None
     x.require_grad()
-    out = mechanism(*x, causal=causal)
+    out = mechanism(*x, key_mask=key_mask, causal=causal)
     out.sum().backward()
     assert out.isfinite().all()
     assert all(g.isfinite().all() for g in gradients(x))
