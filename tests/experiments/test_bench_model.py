@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from klformer import cli
 from klformer.bench.measure import MEBIBYTE
 from klformer.experiments.bench_model import command
-from klformer.experiments.bench_model.command import BATCH_SIZES, GIBIBYTE, PAPER_ATTENTIONS, ModelBench
+from klformer.experiments.bench_model.batch import GIBIBYTE
+from klformer.experiments.bench_model.command import CPU_BATCH_SIZES, PAPER_ATTENTIONS, ModelBench
 from klformer.experiments.bench_model.step import MATERIALISED, ModelStep, configuration, in_own_process, measure_step
 from klformer.experiments.presets import PAPER_SAMPLES
 
@@ -23,9 +24,13 @@ class Processes:
         self.memory = memory
         self.fails = fails
 
+    def measured(self):
+        """Without those that are there to find the batch."""
+        return [step for step in self.steps if step.steps == ModelBench().steps]
+
     def __call__(self, step):
         self.steps.append(step)
-        if step.attention in self.fails:
+        if step.attention in self.fails or (step.attention, step.batch_size) in self.fails:
             raise RuntimeError("exit code -9: no message")
         number = sum(earlier == step for earlier in self.steps) - 1
         return {"seconds": SECONDS.get(step.attention, [1.0] * 9)[number], "memory": self.memory(step)}
@@ -68,7 +73,7 @@ def test_a_step_of_every_attention_can_be_measured(attention):
     assert figures["memory"] >= 0
 
 
-@pytest.mark.parametrize("task", BATCH_SIZES)
+@pytest.mark.parametrize("task", CPU_BATCH_SIZES)
 def test_models_are_those_of_the_papers_tables(task):
     config = configuration(ModelStep(task, "fastfood-prf", 2, length=8, steps=1, device="cpu"))
     assert config.preset == "paper"
@@ -97,7 +102,7 @@ def test_a_measurement_is_a_process_of_its_own():
 def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     processes = fake()
     command.run(speed_bench(tasks=("text", "image"), out=tmp_path))
-    text = [step for step in processes.steps if step.task == "text"]
+    text = [step for step in processes.measured() if step.task == "text"]
     assert [step.attention for step in text] == ["softmax", "fastfood-prf"] * 3
     assert {(step.batch_size, step.length) for step in text} == {(4, 4000)}
     report = json.loads((tmp_path / "model.json").read_text())
@@ -110,7 +115,7 @@ def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     assert row["memory"]["median"] == 2 * MEBIBYTE
     assert report["speed"][0]["relative"]["high"] == 1
     out = capsys.readouterr().out
-    assert "4 sequences (the paper has 32) of 4,000 tokens" in out
+    assert "4 sequences (the paper has 32; limited to 4 on the CPU) of 4,000 tokens" in out
     assert "2.00 (1.00 to 4.00)" in out
     assert "2 (2 to 2)" in out
     assert (tmp_path / "model.png").stat().st_size > 1000
@@ -128,10 +133,49 @@ def test_batches_can_be_the_papers(fake, capsys):
     assert "32 pairs of sequences (the paper's) of 64 tokens" in capsys.readouterr().out
 
 
+def in_gibibytes(fixed, softmax, fastfood):
+    """A rule of memory: so much for a step, and so much for each example of it."""
+    slopes = {"softmax": softmax, "fastfood-prf": fastfood}
+    return lambda step: (fixed + slopes[step.attention] * step.batch_size) * GIBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("memory", "fails", "options", "size", "note"),
+    [
+        (in_gibibytes(0, 0.1, 0.3), (), {}, 32, "the paper's"),
+        (in_gibibytes(1, 0.1, 0.5), (), {}, 16, "the paper has 32; 16 fits 12 GiB"),
+        (in_gibibytes(1, 0.1, 0.5), (), {"memory_limit": 4.5}, 4, "the paper has 32; 4 fits 4.5 GiB"),
+        (in_gibibytes(99, 1, 1), (), {}, 1, "the paper has 32; 1 fits 12 GiB"),
+        (in_gibibytes(0, 0.1, 0.3), [("fastfood-prf", 32)], {}, 16, "the paper has 32; 16 fits 12 GiB"),
+        (in_gibibytes(0, 0.1, 0.3), (), {"max_batch_size": 6}, 6, "the paper has 32; limited to 6"),
+        (in_gibibytes(0, 0.1, 3.0), (), {"max_batch_size": 6}, 3, "the paper has 32; 3 fits 12 GiB"),
+        (in_gibibytes(0, 0.1, 3.0), ("fastfood-prf",), {}, 32, "the paper's"),
+        (in_gibibytes(0, 0.1, 3.0), (), {"batch_size": 32}, 32, "the paper's"),
+        (in_gibibytes(0, 0.1, 3.0), (), {"batch_size": 7}, 7, "the paper has 32"),
+        (in_gibibytes(0, 0.1, 0.3), (), {"device": "cpu"}, 4, "the paper has 32; limited to 4 on the CPU"),
+    ],
+)
+def test_batches_are_the_papers_where_they_fit(fake, monkeypatch, tmp_path, capsys, memory, fails, options, size, note):
+    monkeypatch.setattr(command.torch.cuda, "get_device_name", lambda: "a GPU")
+    processes = fake(memory=memory, fails=fails)
+    command.run(speed_bench(**{"tasks": ("text",), "device": "cuda", "out": tmp_path, **options}))
+    assert {step.batch_size for step in processes.measured()} == {size}
+    assert f"{size} sequences ({note}) of" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "model.json").read_text())["speed"]
+    assert {row["batch_note"] for row in rows} == {note.partition("; ")[2]}
+
+
+def test_a_batch_that_does_not_fit_is_not_tried(fake):
+    processes = fake(memory=in_gibibytes(1, 0.1, 0.5))
+    command.run(speed_bench(tasks=("text",), max_batch_size=32))
+    probes = [(step.attention, step.batch_size) for step in processes.steps if step not in processes.measured()]
+    assert probes == [("softmax", 1), ("fastfood-prf", 1), ("fastfood-prf", 2), ("fastfood-prf", 16)]
+
+
 def test_what_fails_is_left_out_and_said(fake, tmp_path, capsys):
     processes = fake(fails=("softmax",))
     command.run(speed_bench(tasks=("listops",), out=tmp_path))
-    assert [step.attention for step in processes.steps].count("softmax") == 1
+    assert [step.attention for step in processes.measured()].count("softmax") == 1
     first, second = json.loads((tmp_path / "model.json").read_text())["speed"]
     assert first["not_run"] == "exit code -9: no message"
     assert second["not_run"] is None
@@ -190,3 +234,6 @@ def test_bad_options_are_named():
         command.run(speed_bench(attentions=("sofmax",)))
     with pytest.raises(ValueError, match=r"repeats must be at least 1, got 0"):
         command.run(speed_bench(repeats=0))
+    for option in ("batch_size", "max_batch_size"):
+        with pytest.raises(ValueError, match=rf"{option} must be at least 1, got 0"):
+            command.run(speed_bench(**{option: 0}))

@@ -69,9 +69,11 @@ def test_speed_is_shown_with_its_spread_and_the_batches(tmp_path):
     assert shown(retrieval.rows[0]) == ["softmax", "0.500 [0.250 to 1.00]", "1.00", "8,002 [8,001 to 8,003]"]
     assert shown(retrieval.rows[2])[:3] == ["fastfood-prf", "2.00 [0.250 to 2.00]", "2.00 [1.00 to 4.00]"]
     assert retrieval.rows[2][2].sort == 2
-    assert retrieval.notes == ("A step has 4 pairs of sequences (in the paper 32) of 4,000 tokens.",)
+    assert retrieval.notes == (
+        "A step has 4 pairs of sequences (in the paper 32; limited to 4 on the CPU) of 4,000 tokens.",
+    )
     image = speed_table("", benchmark.speed[3:])
-    assert image.notes == ("A step has 32 sequences (in the paper 256) of 1,024 tokens.",)
+    assert image.notes == ("A step has 32 sequences (in the paper 256; limited to 32 on the CPU) of 1,024 tokens.",)
 
 
 def test_the_papers_batch_is_said_to_be_the_papers(tmp_path):
@@ -221,7 +223,7 @@ def test_numbers_that_are_not_there_are_missing(tmp_path):
     assert not any(row.memory for row in benchmark.length)
     text = text_of(page_of(tmp_path, tmp_path))
     assert "machine and date unknown" in text
-    assert f"A step has {DASH} sequences (in the paper 32)" in text
+    assert f"A step has {DASH} sequences (in the paper 32; limited to 4 on the CPU)" in text
     assert "nan" not in text.lower().split()
 
 

@@ -9,8 +9,9 @@ taken, and steps that are timed. Rounds go over all attentions, so that a slow m
 """
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from rich.console import Console
 from klformer.attention import build_attention
 from klformer.bench.measure import describe_machine, spread
 from klformer.checks import check_choice, check_count
+from klformer.experiments.bench_model.batch import GIBIBYTE, Batch, choose_batch
 from klformer.experiments.bench_model.output import draw_length, draw_speed, say_length, say_speed
 from klformer.experiments.bench_model.step import MATERIALISED, ModelStep, in_own_process, print_step
 from klformer.experiments.config import AttentionConfig
@@ -31,10 +33,9 @@ PAPER_ATTENTIONS = (
     *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),
     *("gmm-prf", "fastfood-prf", "generative-prf"),
 )
-#: Examples in a step, by task: small enough for 16 GB by estimate, and for steps of seconds on a few cores.
-BATCH_SIZES = {"text": 4, "retrieval": 4, "listops": 4, "image": 32}
+#: The most examples in a step on the CPU by default, by task: steps of seconds on a few cores.
+CPU_BATCH_SIZES = {"text": 4, "retrieval": 4, "listops": 4, "image": 32}
 LENGTH_TASK = "text"
-GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,15 @@ class ModelBench:
       klformer bench model --tasks --lengths 1024 2048 4096 --out bench
     """
 
-    tasks: tuple[str, ...] = tuple(BATCH_SIZES)
+    tasks: tuple[str, ...] = tuple(CPU_BATCH_SIZES)
     """Tasks of the table of speed; none to leave it out."""
     attentions: tuple[str, ...] = PAPER_ATTENTIONS
     """Attentions, with options after a colon; softmax-materialised is softmax with its scores written out."""
     batch_size: int | Literal["paper"] | None = None
-    """Examples in a step; "paper" for the paper's 32 (Image: 256). Default: text, retrieval and listops 4, image 32."""
+    """Examples in a step; "paper" for the paper's 32 (Image: 256), whether it fits or not. Default: the paper's, but at
+    most `--max-batch-size`, halved until a step of the most demanding attention fits `--memory-limit`."""
+    max_batch_size: int | None = None
+    """The most examples in a step by default. Default: on the CPU 4 (Image: 32), on a GPU no limit."""
     max_len: int | None = None
     """Cut all tasks to this length, for a quick look. Default: the tasks' own."""
     lengths: tuple[int, ...] = (1024, 2048, 3072, 4096, 8192, 16384, 32768, 65536)
@@ -63,7 +67,8 @@ class ModelBench:
     quadratic_up_to: int = 4096
     """Longest sequence for attentions that take time quadratic in the length."""
     memory_limit: float = 12.0
-    """GiB: a length is left out if going on as from the length before it would take more."""
+    """GiB that a step may take: for batches, and for lengths, of which one is left out if going on as from the length
+    before it would take more."""
     steps: int = 3
     """Steps that are timed in a process."""
     repeats: int = 3
@@ -105,11 +110,15 @@ def run(options: ModelBench) -> None:
 
 def _check(options: ModelBench) -> None:
     for task in options.tasks:
-        check_choice("tasks", task, BATCH_SIZES)
+        check_choice("tasks", task, CPU_BATCH_SIZES)
     for attention in (*options.attentions, *options.length_attentions):
         AttentionConfig.parse("softmax" if attention == MATERIALISED else attention)
     check_count("repeats", options.repeats)
     check_count("steps", options.steps)
+    for option in ("batch_size", "max_batch_size"):
+        value = getattr(options, option)
+        if value not in (None, "paper"):
+            check_count(option, value)
 
 
 def _rounds(
@@ -138,13 +147,13 @@ def _measure_task(
     """A row for each attention on one task."""
     length = TASKS[task].default_max_len if options.max_len is None else options.max_len
     paper_batch = PAPER[task]["training"]["batch_size"]
-    batch_size = paper_batch if options.batch_size == "paper" else options.batch_size or BATCH_SIZES[task]
-    steps = {name: ModelStep(task, name, batch_size, length, options.steps, device) for name in options.attentions}
+    batch = _choose_batch(options, ModelStep(task, "", paper_batch, length, 1, device), console)
+    steps = {name: ModelStep(task, name, batch.size, length, options.steps, device) for name in options.attentions}
     found = _rounds(list(steps.values()), options.repeats, console)
     softmax = found[steps["softmax"]] if "softmax" in steps else ""
     rows = []
     for name, step in steps.items():
-        row = _row(step, found[step]) | {"paper_batch_size": paper_batch, "relative": None}
+        row = _row(step, found[step]) | {"paper_batch_size": paper_batch, "batch_note": batch.note, "relative": None}
         rounds = found[step]
         if not isinstance(rounds, str):
             row["steps_per_second"] = spread([1 / figures["seconds"] for figures in rounds])
@@ -153,6 +162,27 @@ def _measure_task(
                 row["relative"] = spread([theirs["seconds"] / mine["seconds"] for theirs, mine in pairs])
         rows.append(row | {"attention": name})
     return rows
+
+
+def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Batch:
+    """The batch of a task, whose step with the paper's batch is given."""
+    if options.batch_size is not None:
+        return Batch(paper.batch_size if options.batch_size == "paper" else options.batch_size)
+
+    def probe(attention: str, batch_size: int) -> float:
+        step = replace(paper, attention=attention, batch_size=batch_size)
+        with console.status(f"does it fit: {step.describe()}"):
+            try:
+                return in_own_process(step)["memory"]
+            except RuntimeError:
+                return math.inf
+
+    most = None
+    if options.max_batch_size is not None:
+        most = Batch(options.max_batch_size, f"limited to {options.max_batch_size}")
+    elif paper.device == "cpu":
+        most = Batch(CPU_BATCH_SIZES[paper.task], f"limited to {CPU_BATCH_SIZES[paper.task]} on the CPU")
+    return choose_batch(probe, options.attentions, paper=paper.batch_size, most=most, memory_limit=options.memory_limit)
 
 
 def _measure_lengths(options: ModelBench, device: Literal["cpu", "cuda"], console: Console) -> list[dict[str, Any]]:

@@ -86,7 +86,8 @@ def _say(console: Console, heading: str, table: Table, note: str) -> None:
 
 def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
     batch, paper_batch, length = rows[0]["batch_size"], rows[0]["paper_batch_size"], rows[0]["length"]
-    size = "the paper's" if batch == paper_batch else f"the paper has {paper_batch}"
+    reason = f"; {rows[0]['batch_note']}" if rows[0]["batch_note"] else ""
+    size = "the paper's" if batch == paper_batch else f"the paper has {paper_batch}{reason}"
     what = "pairs of sequences" if TASKS[task].is_pair else "sequences"
     return f"{task}: training step of {batch} {what} ({size}) of {length:,} tokens"
 

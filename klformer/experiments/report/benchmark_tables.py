@@ -56,7 +56,8 @@ def _describe_step(row: ModelRow) -> str:
     """Batch and length of a step here, and the paper's batch."""
     what = "pairs of sequences" if row.task in TASKS and TASKS[row.task].is_pair else "sequences"
     here, paper = (number(batch, "{:,.0f}").text for batch in (row.batch_size, row.paper_batch_size))
-    batch = f"{here} {what}, as in the paper," if here == paper else f"{here} {what} (in the paper {paper})"
+    reason = f"; {row.batch_note}" if row.batch_note else ""
+    batch = f"{here} {what}, as in the paper," if here == paper else f"{here} {what} (in the paper {paper}{reason})"
     return f"A step has {batch} of {row.length:,} tokens."
 
 

@@ -69,6 +69,8 @@ class ModelRow:
     length: float
     batch_size: float | None
     paper_batch_size: float | None
+    #: Why the batch is not the paper's, if there is a reason.
+    batch_note: str
     #: Steps a second, the same relative to softmax, and bytes above model, optimiser and inputs.
     speed: Spread | None
     relative: Spread | None
@@ -181,6 +183,7 @@ def _model_row(row: Mapping[str, Any], path: Path) -> ModelRow:
         length=_length(row, path),
         batch_size=finite(row.get("batch_size")),
         paper_batch_size=finite(row.get("paper_batch_size")),
+        batch_note=str(row.get("batch_note") or ""),
         speed=_spread(row, "steps_per_second", path),
         relative=_spread(row, "relative", path),
         memory=_spread(row, "memory", path),
