@@ -78,7 +78,7 @@ def run(options: GradientAnalysis) -> None:
         bar = progress.add_task("gradients", total=draws * sum(len(one.reached) for one in examined))
         for one in examined:
             rows += _rows(one, draws, lambda: progress.advance(bar))
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(170, Console().width))
     print_table(console, rows, f"gradients at the classifier, {examples} examples x {draws} draws; -: not reached")
     settings = {"examples": examples, "draws": draws}
     caption = CAPTION.format(examples=examples, draws=draws)
