@@ -24,7 +24,7 @@ from klformer.bench.command import main as bench
 from klformer.checks import suggestion
 from klformer.experiments.analyze.command import main as analyze
 from klformer.experiments.bench_model.command import MODEL_BENCHMARKS
-from klformer.experiments.compare import compare, comparison_table
+from klformer.experiments.compare import compare, comparison_name, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
 from klformer.experiments.curves import draw_curves
 from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
@@ -328,7 +328,7 @@ def _compare(command: Compare) -> None:
     results = compare(configs, command.out, reporter=make_reporter(quiet=command.quiet))
     console = Console(width=max(110, Console().width))
     console.print(comparison_table(results))
-    console.print(f"runs and comparison.json are in {command.out}", highlight=False)
+    console.print(f"runs and {comparison_name(configs[0])} are in {command.out}", highlight=False)
 
 
 def _evaluate(command: Eval) -> None:

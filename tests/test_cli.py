@@ -58,7 +58,8 @@ def test_compare_makes_a_table_and_goes_on(home, capsys):
     table = out[out.index("accuracy on the test set") :]
     assert "gmm-rks:frozen=true" in table
     assert table.count("│") > 20
-    results = json.loads((home / "runs" / "comparison.json").read_text())
+    assert "runs and comparison-sparsity0.5-laptop.json are in runs" in out
+    results = json.loads((home / "runs" / "comparison-sparsity0.5-laptop.json").read_text())
     assert len(results) == 6
     assert {r["seed"] for r in results} == {0, 1}
     (home / "runs" / "sparsity0.5-laptop-softmax-seed1" / "result.json").unlink()
@@ -73,7 +74,7 @@ def test_compare_takes_no_result_of_other_settings(home, capsys):
     out = run(capsys, *arguments, "--training.max-steps", "8")
     assert "done already" not in out
     assert "going on after step 6" in out
-    assert json.loads((home / "runs" / "comparison.json").read_text())[0]["steps"] == 8
+    assert json.loads((home / "runs" / "comparison-sparsity0.5-laptop.json").read_text())[0]["steps"] == 8
     error = fails(capsys, 1, *arguments, "--optimiser.learning-rate", "0.5")
     assert "was started with another configuration: optimiser.learning_rate was 0.001, is 0.5" in error
 
@@ -104,6 +105,11 @@ def test_list(capsys):
         (["train", "--task", "lisp"], "task must be one of listops"),
         (["train", "--attention", "gmm-rks:num_frequencies=7", *TINY], "multiple of num_components=2, got 7"),
         (["compare", "--attentions", "softmax:frozen=true"], "softmax has no option 'frozen'"),
+        (
+            ["compare", "--attentions", "gmm-rks", "gmm-rks:num_frequencies=128"],
+            "every run must be named once, got twice: sparsity0.5-laptop-gmm-rks-seed0",
+        ),
+        (["compare", "--attentions", "softmax", "--seeds", "1", "1"], "twice: sparsity0.5-laptop-softmax-seed1"),
         (["eval", "nowhere", "--draws", "0"], "draws must be at least 1, got 0"),
     ],
 )

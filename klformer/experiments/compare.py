@@ -9,22 +9,34 @@ from typing import Any
 from rich.table import Table
 
 from klformer.experiments.config import ExperimentConfig
-from klformer.experiments.run import finished_result, run_name, train_run
+from klformer.experiments.run import finished_result, run_name, setting_name, train_run
+from klformer.training.files import write_atomically
 from klformer.training.progress import Reporter
 
-COMPARISON = "comparison.json"
+
+def comparison_name(config: ExperimentConfig) -> str:
+    """The file of all results on one task."""
+    return f"comparison-{setting_name(config)}.json"
 
 
 def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Reporter) -> list[dict[str, Any]]:
-    """Do every run that is not done yet, going on with those that were interrupted; returns all results."""
+    """Do every run that is not done yet, going on with those that were interrupted; returns all results.
+
+    Raises:
+        ValueError: two of the configurations are the same run.
+    """
+    names = [run_name(config) for config in configs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"every run must be named once, got twice: {', '.join(twice)}")
     results = []
     for number, config in enumerate(configs, start=1):
         run_folder = folder / run_name(config)
         done = finished_result(config, run_folder)
         reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
         results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / COMPARISON).write_text(json.dumps(results, indent=2) + "\n")
+    content = json.dumps(results, indent=2) + "\n"
+    write_atomically(folder / comparison_name(configs[0]), lambda path: path.write_text(content))
     return results
 
 

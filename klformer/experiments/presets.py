@@ -55,6 +55,8 @@ PAPER_SAMPLES: dict[str, dict[str, int]] = {
 COMPONENTS = {"gmm-rks": 2, "gmm-prf": 2}
 #: Frequencies of attentions that the paper does not list.
 OTHER_FREQUENCIES = 256
+#: Where Long Range Arena has another setting for a task than the attention's default, which is its usual one.
+PAPER_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {("text", "linformer"): {"rank": 32}}
 #: The laptop preset has the same number of frequencies for all kernels, so that they are compared at equal cost.
 LAPTOP_FREQUENCIES = 128
 
@@ -190,17 +192,17 @@ def preset(name: str, task: str, attention: AttentionConfig) -> ExperimentConfig
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     if task not in task_names():
         raise ValueError(f"task must be one of {', '.join(task_names())}, got {task!r}")
-    options = frequencies(name, task, attention.name) | attention.options
+    options = usual_options(name, task, attention.name) | attention.options
     chosen = {"data": {}} | tables[name][task]
     return ExperimentConfig.model_validate(
         {"task": task, "preset": name, "attention": {"name": attention.name, "options": options}, **chosen}
     )
 
 
-def frequencies(name: str, task: str, attention: str) -> dict[str, Any]:
-    """The option num_frequencies of a preset; none for an attention without frequencies."""
+def usual_options(name: str, task: str, attention: str) -> dict[str, Any]:
+    """The options of an attention that a preset sets: num_frequencies where there are any, and Long Range Arena's."""
     if "num_frequencies" not in attention_options(attention):
-        return {}
+        return PAPER_OPTIONS.get((task, attention), {}) if name == "paper" else {}
     if name == "laptop":
         return {"num_frequencies": LAPTOP_FREQUENCIES}
     samples = PAPER_SAMPLES[task].get(attention)

@@ -27,7 +27,7 @@ from torch import nn
 import klformer
 from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
-from klformer.experiments.presets import frequencies
+from klformer.experiments.presets import usual_options
 from klformer.tasks import BucketSampler, Examples, Split, Task, build_task, padding_report
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.errors import TrainingError
@@ -47,7 +47,7 @@ MAY_CHANGE = LENGTH | {"training.target_accuracy", "training.keep_checkpoints", 
 
 def attention_label(config: ExperimentConfig) -> str:
     """The attention with the options in which it differs from its preset."""
-    usual = frequencies(config.preset, config.task, config.attention.name)
+    usual = usual_options(config.preset, config.task, config.attention.name)
     options = {key: value for key, value in config.attention.options.items() if key not in usual or usual[key] != value}
     return AttentionConfig(name=config.attention.name, options=options).label()
 
@@ -60,8 +60,13 @@ def task_label(task: str, sparsity: float | None) -> str:
 def run_name(config: ExperimentConfig) -> str:
     """The default folder name: task, preset, attention and seed."""
     label = attention_label(config).replace(":", "-").replace(",", "-")
+    return f"{setting_name(config)}-{label}-seed{config.seed}"
+
+
+def setting_name(config: ExperimentConfig) -> str:
+    """What the runs of a comparison have in common: task and preset."""
     task = task_label(config.task, config.data.sparsity).replace(" ", "")
-    return f"{task}-{config.preset}-{label}-seed{config.seed}"
+    return f"{task}-{config.preset}"
 
 
 def make_accelerator(config: ExperimentConfig) -> Accelerator:
@@ -180,7 +185,7 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     """Read a run back; nothing is unpickled.
 
     Raises:
-        TrainingError: the folder is not a run's, or has no whole checkpoint.
+        TrainingError: the folder is not a run's, has no whole checkpoint, or one that does not fit its configuration.
         ValueError: its configuration is not valid.
     """
     if not (folder / CONFIG).is_file():
@@ -193,8 +198,18 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     checkpoint = store.newest("best") or store.newest("step")
     if checkpoint is None:
         raise TrainingError(f"{folder} has no whole checkpoint")
-    model.load_state_dict(checkpoint.weights())
+    _load_weights(model, checkpoint.weights(), folder)
     return LoadedRun(folder, config, task, model.eval(), checkpoint.step)
+
+
+def _load_weights(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in wanted | found:
+        if found.get(name) != wanted.get(name):
+            sizes = f"{found.get(name, 'not there')} in the checkpoint, {wanted.get(name, 'not there')} in the model"
+            raise TrainingError(f"{folder}: the checkpoint does not fit {CONFIG}: {name} is {sizes}")
+    model.load_state_dict(weights)
 
 
 def initial_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -37,6 +37,14 @@ def test_frequencies_of_the_paper(task, expected):
     assert [config.attention.options["num_frequencies"] for config in configs] == expected
 
 
+def test_linformers_rank_is_that_of_long_range_arena():
+    ranks = {task: preset("paper", task, AttentionConfig(name="linformer")).attention.options for task in task_names()}
+    assert {task: options for task, options in ranks.items() if options} == {"text": {"rank": 32}}
+    assert preset("laptop", "text", AttentionConfig(name="linformer")).attention.options == {}
+    chosen = AttentionConfig.parse("linformer:rank=8")
+    assert preset("paper", "text", chosen).attention.options == {"rank": 8}
+
+
 def test_sizes_of_the_paper():
     text = preset("paper", "text", AttentionConfig(name="gmm-rks"))
     assert (text.model.num_layers, text.model.num_heads, text.model.model_dim, text.model.head_dim) == (4, 4, 256, 64)

@@ -119,6 +119,18 @@ def test_a_run_reads_back_and_evaluates_the_same(tmp_path):
         load_run(tmp_path, SilentReporter())
 
 
+def test_a_configuration_that_does_not_fit_the_weights_is_named(tmp_path):
+    config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
+    train_run(config, folder, resume=False, reporter=SilentReporter())
+    wider = config.model_copy(update={"model": config.model.model_copy(update={"ffn_dim": 11})})
+    (folder / "config.json").write_text(wider.to_json())
+    with pytest.raises(
+        TrainingError,
+        match=r"run: the checkpoint does not fit config\.json: \S+ is \(8, 8\) in the checkpoint, \(11, 8\) in the mod",
+    ):
+        load_run(folder, SilentReporter())
+
+
 def test_accumulation_and_padding_do_not_change_the_run(tmp_path):
     logs = []
     for name, change in [("plain", {}), ("parts", {"accumulation": 3}), ("padded", {"pad_to_longest": True})]:

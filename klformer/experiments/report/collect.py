@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from klformer.attention import attention_names
-from klformer.experiments.presets import PRESETS, frequencies
+from klformer.experiments.presets import PRESETS, usual_options
 from klformer.experiments.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
 from klformer.experiments.report.reading import finite, read_object, rows_of
 from klformer.experiments.run import CONFIG, RESULT, flatten, task_label
@@ -274,7 +274,7 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _label(task: str, preset: str, name: str, options: Mapping[str, Any]) -> str:
     """As in `klformer train`, also for attentions, tasks and presets that this version does not know."""
     known = name in attention_names() and task in task_names() and preset in PRESETS
-    usual = frequencies(preset, task, name) if known else {}
+    usual = usual_options(preset, task, name) if known else {}
     chosen = {key: value for key, value in options.items() if key not in usual or usual[key] != value}
     text = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(chosen.items()))
     return f"{name}:{text}" if text else name
