@@ -34,13 +34,15 @@ def choose_batch(
     """
     start = Batch(paper) if most is None or most.size >= paper else most
     size = largest_that_fits(probe, attentions, start.size, memory_limit * GIBIBYTE)
-    return start if size == start.size else Batch(size, f"{size} fits {memory_limit:g} GiB")
+    if size == start.size:
+        return start
+    return Batch(size, f"{size} fits {memory_limit:g} GiB") if size else Batch(1, f"1 is above {memory_limit:g} GiB")
 
 
 def largest_that_fits(
     probe: Callable[[str, int], float], attentions: Sequence[str], start: int, memory_limit: float
 ) -> int:
-    """The first of `start`, half of it, and so on, with which a step of the most demanding attention fits.
+    """The first of `start`, half of it, and so on, with which a step of the most demanding attention fits; 0 if none.
 
     Memory is linear in the batch: an estimate from 1 and 2 examples rules out what does not fit, and what seems to fit
     is tried. Attentions that fail with 1 example are not counted.
@@ -51,7 +53,13 @@ def largest_that_fits(
         return start
     name = max(running, key=alone.__getitem__)
     more = probe(name, 2) - alone[name]
+
+    def fits(size: int) -> bool:
+        if size == 1:
+            return alone[name] <= memory_limit
+        return alone[name] + more * (size - 1) <= memory_limit and probe(name, size) <= memory_limit
+
     size = start
-    while size > 1 and (alone[name] + more * (size - 1) > memory_limit or probe(name, size) > memory_limit):
+    while size and not fits(size):
         size //= 2
     return size
