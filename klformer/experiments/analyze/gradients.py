@@ -170,5 +170,5 @@ def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
         axes.set_xticks(MILESTONES)
     for axes in (left, *others):
         axes.grid(alpha=0.3)
-    left.legend(fontsize=7, frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=6, frameon=False)
     return figure
