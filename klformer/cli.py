@@ -31,7 +31,7 @@ from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
 from klformer.experiments.profile import profile_padding, profile_step
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.command import run as write_report
-from klformer.experiments.run import describe_accuracy, load_run, run_name, train_run
+from klformer.experiments.run import describe_accuracy, leave_processes, load_run, run_name, train_run
 from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.errors import Interrupted, TrainingError
@@ -240,7 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             GROUPS[arguments[0]](arguments[1:])
         else:
             _run(_parse(arguments))
+        leave_processes()
     except Interrupted as stop:
+        leave_processes()
         _fail(f"{stop}\nGo on with the same command and --resume (compare goes on by itself).", 130)
     except ValidationError as error:
         _fail(describe(error), 2)

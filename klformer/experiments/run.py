@@ -74,6 +74,12 @@ def make_accelerator(config: ExperimentConfig) -> Accelerator:
     return Accelerator(mixed_precision=config.training.mixed_precision, cpu=not torch.cuda.is_available())
 
 
+def leave_processes() -> None:
+    """End what the processes of torchrun talk through: left to the interpreter's end, its threads can abort one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter: Reporter) -> dict[str, Any]:
     """Train, evaluate and write everything down; returns what is in result.json.
 
