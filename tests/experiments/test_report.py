@@ -437,3 +437,11 @@ def test_all_of_the_best_are_bold(tmp_path):
     assert {row[0].text for row in setting_table(settings[0]).rows if row[3].best} == {"softmax", "gmm-rks"}
     alone = make_settings(collect([tmp_path / "softmax"]).runs)
     assert not any(row[5].best for row in lra_table(alone).rows)
+
+
+def test_runs_behind_links_are_found_once(tmp_path):
+    make_run(tmp_path / "elsewhere" / "a")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
+    assert [run.name for run in collect([tmp_path / "runs"]).runs] == ["a"]

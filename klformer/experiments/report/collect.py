@@ -161,7 +161,7 @@ def _benchmark_files(bench: Path) -> list[Path]:
 def _look_through(top: Path, found: _Found) -> int:
     """Add what lies below a folder; returns how much that is, known already or not."""
     count = 0
-    for folder, subfolders, files in os.walk(top):
+    for folder, subfolders, files in os.walk(top, followlinks=True):
         here = Path(folder)
         depth = len(here.relative_to(top).parts)
         subfolders[:] = sorted(
