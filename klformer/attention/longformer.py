@@ -49,6 +49,9 @@ class LongformerAttention(AttentionMechanism):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         k, v = hide(k, key_mask), hide(v, key_mask)
+        if q.shape[2] <= self.window // 2 + 1:
+            # The window holds the whole sequence.
+            return attend(q, k, v, visible_keys(key_mask, q, k, causal=causal))
         num_global = min(self.num_global, q.shape[2])
         out = self._attend_window(q, k, v, key_mask, causal, num_global)
         if num_global == 0:
