@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from klformer.bench.measure import MEBIBYTE
 from klformer.experiments.report.benchmarks import AttentionBenchmark, ModelBenchmark, ModelRow, Spread
 from klformer.experiments.report.drawing import (
     INK,
-    WIDTH,
     Artist,
     Drawing,
     Label,
     canvas,
+    canvas_with_side,
     label_at_the_side,
     legend_below,
     look,
@@ -26,8 +25,6 @@ from klformer.experiments.report.settings import task_title
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 #: Labels along an axis of lengths.
 MAX_TICKS = 7
-#: Inches that a letter beside a figure takes.
-LETTER = 0.067
 
 
 def draw_speed(artist: Artist, rows: Sequence[ModelRow]) -> Drawing | None:
@@ -43,9 +40,7 @@ def draw_speed(artist: Artist, rows: Sequence[ModelRow]) -> Drawing | None:
     task = task_title(rows[0].task)
     name = artist.name("model-speed", rows[0].task)
     with look(name):
-        figure, axes = plt.subplots(figsize=(WIDTH, max(3.7, 0.21 * len(points))))  # room for all names
-        longest = max(len(visible(attention)) for attention in points)
-        figure.subplots_adjust(left=0.14, right=0.95 - longest * LETTER / WIDTH, bottom=0.14, top=0.96)
+        figure, axes = canvas_with_side([visible(attention) for attention in points])
         labels = []
         for attention in artist.in_order(points):
             speed, memory = points[attention]

@@ -28,6 +28,8 @@ PALETTE = tuple(INK if colour == "#000000" else colour for colour in COLOURS)
 WIDTH = 5.0
 #: Letters of a name; the tables have it in full.
 MAX_LABEL = 30
+#: Inches that a letter beside a figure takes.
+LETTER = 0.067
 #: Letters of a file's name.
 MAX_NAME = 60
 LOOK: dict[Any, Any] = {
@@ -165,30 +167,12 @@ class Label:
     distance: float
 
 
-def label_points(axes: Axes, labels: Sequence[Label]) -> None:
-    """Names beside points: on the side with more room, moved apart where they would overlap."""
-    gap = 10.5  # points from one line of text to the next
-    to_points = 72 / axes.figure.dpi
-    middle = axes.transAxes.transform((0.55, 0))[0] * to_points
-    sides: dict[int, list[tuple[float, Label]]] = {1: [], -1: []}
-    for label in labels:
-        x, y = axes.transData.transform(label.place) * to_points
-        sides[1 if x < middle else -1].append((y, label))
-    for side, entries in sides.items():
-        lowest = float("-inf")
-        for y, label in sorted(entries, key=lambda entry: entry[0]):
-            lowest = max(y, lowest + gap)
-            moved = lowest - y > 3
-            axes.annotate(
-                label.text,
-                label.place,
-                (side * (label.distance + (8 if moved else 0)), lowest - y),
-                textcoords="offset points",
-                ha="left" if side == 1 else "right",
-                va="center",
-                fontsize=8,
-                arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.5, "alpha": 0.6} if moved else None,
-            )
+def canvas_with_side(texts: Sequence[str]) -> tuple[Figure, Axes]:
+    """A figure with room for names in a column right of the axes, by `label_at_the_side`."""
+    figure, axes = plt.subplots(figsize=(WIDTH, max(3.7, 0.21 * len(texts))))
+    longest = max(map(len, texts))
+    figure.subplots_adjust(left=0.14, right=0.95 - longest * LETTER / WIDTH, bottom=0.14, top=0.96)
+    return figure, axes
 
 
 def label_at_the_side(axes: Axes, labels: Sequence[Label]) -> None:

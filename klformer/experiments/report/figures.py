@@ -15,7 +15,8 @@ from klformer.experiments.report.drawing import (
     Drawing,
     Label,
     canvas,
-    label_points,
+    canvas_with_side,
+    label_at_the_side,
     legend_below,
     legend_rows,
     look,
@@ -77,15 +78,15 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
     if not bubbles:
         return None
     with look(name):
-        figure, axes = plt.subplots(figsize=(WIDTH, 3.7))
-        figure.subplots_adjust(left=0.14, right=0.97, bottom=0.14, top=0.96)
         fastest = max(bubble.speed for bubble in bubbles)
         sizes = [420 * bubble.speed / fastest for bubble in bubbles]
+        labels = [_label(bubble, size) for bubble, size in zip(bubbles, sizes, strict=True)]
+        figure, axes = canvas_with_side([label.text for label in labels])
         for bubble, size in zip(bubbles, sizes, strict=True):
             colour = artist.style(bubble.attention)["color"]
             place = (bubble.accuracy, bubble.memory / MEBIBYTE)
             axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1)
-        axes.margins(0.28, 0.25)
+        axes.margins(0.12, 0.25)
         axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim()))
         largest = max(bubble.memory for bubble in bubbles) / MEBIBYTE
         axes.set_ylim(_at_least(MIN_MEMORY_SPAN * largest, axes.get_ylim()))
@@ -93,7 +94,7 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
         axes.set_ylabel("peak memory, MiB")
         axes.yaxis.set_major_formatter(thousands)
         axes.grid()
-        label_points(axes, [_label(bubble, size) for bubble, size in zip(bubbles, sizes, strict=True)])
+        label_at_the_side(axes, labels)
         caption = (
             f"Peak memory against test accuracy; the area of a circle is speed, {reference}. Low, right and large "
             "is good. Memory is that of the whole process, with Python, torch and the data."
@@ -189,7 +190,7 @@ def draw_variance(
 
 def _label(bubble: Bubble, size: float) -> Label:
     text = f"{visible(bubble.attention)} {bubble.speed:.2g}x"
-    return Label(text, (bubble.accuracy, bubble.memory / MEBIBYTE), size**0.5 / 2 + 3)
+    return Label(text, (bubble.accuracy, bubble.memory / MEBIBYTE), size**0.5 / 2)
 
 
 def _memories(setting: Setting) -> dict[str, float]:
