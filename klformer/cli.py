@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
+from accelerate import PartialState
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -328,6 +329,8 @@ def _compare(command: Compare) -> None:
         for attention in attentions
     ]
     results = compare(configs, command.out, reporter=make_reporter(quiet=command.quiet))
+    if not PartialState().is_main_process:
+        return
     console = Console(width=max(110, Console().width))
     console.print(comparison_table(results))
     console.print(f"runs and {comparison_name(configs[0])} are in {command.out}", highlight=False)

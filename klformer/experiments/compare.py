@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from rich.table import Table
 
 from klformer.experiments.config import ExperimentConfig
@@ -35,8 +36,9 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
         done = finished_result(config, run_folder)
         reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
         results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
-    content = json.dumps(results, indent=2) + "\n"
-    write_atomically(folder / comparison_name(configs[0]), lambda path: path.write_text(content))
+    if PartialState().is_main_process:
+        content = json.dumps(results, indent=2) + "\n"
+        write_atomically(folder / comparison_name(configs[0]), lambda path: path.write_text(content))
     return results
 
 

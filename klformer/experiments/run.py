@@ -262,7 +262,7 @@ def _write_beginning(
     data = {split: {"examples": len(examples), "sha256": examples.fingerprint()} for split, examples in splits.items()}
     path = folder / DATA
     if before is not None and path.exists():
-        old = json.loads(path.read_text())
+        old = _read_fingerprints(path)
         changed = [
             f"{split} was {_sizes(old[split])}, is {_sizes(new)}" for split, new in data.items() if new != old[split]
         ]
@@ -273,6 +273,18 @@ def _write_beginning(
         # A result of fewer steps is not that of the run that now goes on.
         (folder / RESULT).unlink(missing_ok=True)
         write_atomically(folder / CONFIG, lambda target: target.write_text(config.to_json()))
+
+
+def _read_fingerprints(path: Path) -> dict[str, Any]:
+    try:
+        fingerprints: dict[str, Any] = json.loads(path.read_text())
+        for split in get_args(Split):
+            _sizes(fingerprints[split])
+    except (ValueError, TypeError, KeyError) as error:
+        raise TrainingError(
+            f"{path} is damaged; remove it to go on without a check that the data is the same"
+        ) from error
+    return fingerprints
 
 
 def _sizes(split: Mapping[str, Any]) -> str:

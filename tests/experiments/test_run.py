@@ -223,6 +223,10 @@ def test_data_may_move_but_not_change(tmp_path):
     ):
         train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
     assert contents(folder) == before
+    for damage in ("", "[]", '{"train": 3}'):
+        (folder / "data.json").write_text(damage)
+        with pytest.raises(TrainingError, match=r"data\.json is damaged; remove it to go on"):
+            train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
     (folder / "data.json").unlink()
     assert train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())["steps"] == 10
 
