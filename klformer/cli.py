@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from accelerate import PartialState
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -28,14 +27,17 @@ from klformer.experiments.bench_model.command import MODEL_BENCHMARKS
 from klformer.experiments.compare import compare, comparison_name, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
 from klformer.experiments.curves import draw_curves
+from klformer.experiments.labels import describe_accuracy, run_name
+from klformer.experiments.load import load_run
 from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
 from klformer.experiments.profile import profile_padding, profile_step
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.command import run as write_report
-from klformer.experiments.run import describe_accuracy, leave_processes, load_run, run_name, train_run
+from klformer.experiments.run import train_run
 from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.errors import Interrupted, TrainingError
+from klformer.training.processes import is_main_process, leave_processes
 from klformer.training.progress import make_reporter
 
 DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"
@@ -245,6 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Interrupted as stop:
         leave_processes()
         _fail(f"{stop}\nGo on with the same command and --resume (compare goes on by itself).", 130)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
     except ValidationError as error:
         _fail(describe(error), 2)
     except (DataError, TrainingError) as error:
@@ -329,7 +333,7 @@ def _compare(command: Compare) -> None:
         for attention in attentions
     ]
     results = compare(configs, command.out, reporter=make_reporter(quiet=command.quiet))
-    if not PartialState().is_main_process:
+    if not is_main_process():
         return
     console = Console(width=max(110, Console().width))
     console.print(comparison_table(results))

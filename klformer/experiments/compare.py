@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from rich.table import Table
 
 from klformer.experiments.config import ExperimentConfig
-from klformer.experiments.run import finished_result, run_name, setting_name, train_run
+from klformer.experiments.labels import run_name, setting_name
+from klformer.experiments.run import finished_result, train_run
 from klformer.training.files import write_atomically
-from klformer.training.progress import Reporter
+from klformer.training.processes import is_main_process
+from klformer.training.progress import Reporter, SilentReporter
 
 
 def comparison_name(config: ExperimentConfig) -> str:
@@ -30,13 +31,15 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"every run must be named once, got twice: {', '.join(twice)}")
+    if not is_main_process():
+        reporter = SilentReporter()
     results = []
     for number, config in enumerate(configs, start=1):
         run_folder = folder / run_name(config)
         done = finished_result(config, run_folder)
         reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
         results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
-    if PartialState().is_main_process:
+    if is_main_process():
         content = json.dumps(results, indent=2) + "\n"
         write_atomically(folder / comparison_name(configs[0]), lambda path: path.write_text(content))
     return results

@@ -6,7 +6,8 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 
 from klformer.experiments.config import ExperimentConfig
-from klformer.experiments.run import CONFIG, attention_label
+from klformer.experiments.folder import CONFIG
+from klformer.experiments.labels import attention_label
 from klformer.plotting import line_style, save
 from klformer.training.errors import TrainingError
 from klformer.training.log import read_lines

@@ -95,7 +95,7 @@ def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingPro
     longest = int(train.lengths.max())
     _backward(model, random_batch(task, 2, length=16))
     tokens, seconds, differences = [], [], []
-    for indices in sampler.global_batches(0)[:num_batches]:
+    for indices in sampler.batches(0)[:num_batches]:
         batches = [collate(train, indices), collate(train, indices, pad_to=longest)]
         tokens.append([batch.num_padded for batch in batches])
         losses, times = [], []

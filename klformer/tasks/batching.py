@@ -4,7 +4,7 @@ Padding is marked by the mask alone, True = keep; padded positions hold 0, which
 sequence is all padding, and a batch has at least one column.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,20 +106,11 @@ class BucketSampler:
     For training the examples are shuffled, sorted by length inside windows of `window` batches, cut into batches, and
     the batches are shuffled. Without `shuffle`, for evaluation, all are sorted by length.
 
-    With several processes every one makes the same global batches and takes its contiguous part of each; the parts
-    differ in size by one at most. A last batch with fewer examples than processes would leave some without work: with
-    `shuffle` it is refused, since data-parallel training needs all of them; in evaluation the part is empty, and to
-    be skipped.
-
     Args:
         lengths: (N,).
-        batch_size: Size of a global batch, over all processes.
+        batch_size: Examples in a batch; the last one has what is left.
         shuffle: Draw a new order every epoch.
-        drop_last: Leave out a random N mod batch_size of the examples, others every epoch, so that all batches are
-            full.
         window: Batches that are sorted together: more saves padding, fewer makes batches more random.
-        rank: This process.
-        world_size: Number of processes.
     """
 
     def __init__(
@@ -129,62 +120,31 @@ class BucketSampler:
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
-        drop_last: bool = False,
         window: int = 50,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         check_count("batch_size", batch_size)
         check_count("seed", seed, minimum=0)
         check_count("window", window)
-        check_count("world_size", world_size)
-        check_count("rank", rank, minimum=0)
-        if rank >= world_size:
-            raise ValueError(f"rank must be below world_size={world_size}, got {rank}")
-        if batch_size < world_size:
-            raise ValueError(f"batch_size must be at least world_size={world_size}, got {batch_size}")
         self._lengths = np.asarray(lengths)
-        self._last = len(self._lengths) % batch_size
-        self._num_batches = len(self._lengths) // batch_size + (0 if drop_last or not self._last else 1)
-        if self._num_batches == 0:
-            raise ValueError(
-                f"there must be at least one batch, got {len(self._lengths)} examples for batch_size={batch_size}"
-            )
-        if shuffle and not drop_last and 0 < self._last < world_size:
-            raise ValueError(
-                f"the last batch has {self._last} examples for {world_size} processes; "
-                "pass drop_last=True or another batch_size"
-            )
+        if not len(self._lengths):
+            raise ValueError("there must be at least one example")
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
-        self._drop_last = drop_last
         self._window = window
-        self._rank = rank
-        self._world_size = world_size
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return self._num_batches
+        return -(-len(self._lengths) // self._batch_size)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[IntArray]:
-        """This process's parts of the batches of an epoch, from batch number `start` on."""
-        check_count("epoch", epoch, minimum=0)
-        check_count("start", start, minimum=0)
-        for batch in self.global_batches(epoch)[start:]:
-            yield np.array_split(batch, self._world_size)[self._rank]
-
-    def global_batches(self, epoch: int) -> list[IntArray]:
-        """All batches of an epoch, over all processes."""
+    def batches(self, epoch: int) -> list[IntArray]:
+        """The positions of the examples of every batch of an epoch."""
         generator = np.random.default_rng((self._seed, epoch))
         count = len(self._lengths)
         order = generator.permutation(count) if self._shuffle else np.arange(count)
-        if self._drop_last:
-            # Before sorting: the examples left out must not be the longest ones.
-            order = order[: count - self._last]
         window = self._window * self._batch_size if self._shuffle else count
         batches = []
-        for start in range(0, len(order), window):
+        for start in range(0, count, window):
             chosen = order[start : start + window]
             chosen = chosen[np.argsort(self._lengths[chosen], kind="stable")]
             batches += [chosen[i : i + self._batch_size] for i in range(0, len(chosen), self._batch_size)]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -40,6 +41,35 @@ class Checkpoint:
 
     def optimiser(self) -> dict[str, Tensor]:
         return load_file(self.folder / OPTIMISER)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        TrainingError: it is not there, or damaged.
+    """
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise TrainingError(f"{path} is not there") from error
+    except SafetensorError as error:
+        raise TrainingError(f"{path} is damaged: {error}") from error
+
+
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
+    """Put weights into a model.
+
+    Raises:
+        TrainingError: those from `source` are another model's.
+    """
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in wanted | found:
+        if found.get(name) != wanted.get(name):
+            sizes = f"{found.get(name, 'not there')} in it, {wanted.get(name, 'not there')} in the model"
+            raise TrainingError(f"{source} does not fit the configuration: {name} is {sizes}")
+    model.load_state_dict(weights)
 
 
 #: Validation accuracies, in percent, at which the paper looks at gradients.

@@ -72,19 +72,14 @@ def evaluate(
         draws: Draws of the frequencies; None to evaluate once with those that the model has, which are put back in any
             case. A model without random frequencies is evaluated once.
     """
-    sampler = BucketSampler(
-        examples.lengths,
-        batch_size=batch_size,
-        shuffle=False,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-    )
+    batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
     passes = draws if draws is not None and has_noise(model) else 1
     labels = torch.from_numpy(examples.labels).to(accelerator.device)
     predicted = torch.zeros(passes, len(examples), dtype=torch.long, device=accelerator.device)
     losses = torch.zeros(passes, device=accelerator.device)
     with evaluating(model):
-        for indices in sampler.epoch(0):
+        for everyones in batches:
+            indices = np.array_split(everyones, accelerator.num_processes)[accelerator.process_index]
             if len(indices) == 0:
                 continue
             batch = collate(examples, indices).to(accelerator.device)

@@ -30,6 +30,7 @@ from klformer.training.checkpoint import (
     load_optimiser_tensors,
     milestone,
     optimiser_tensors,
+    put_weights,
 )
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.errors import Interrupted, TrainingError
@@ -229,7 +230,7 @@ class Trainer:
         step = self.progress.step
         while step < self.total_steps:
             epoch, start = divmod(step, len(self.sampler))
-            for indices in self.sampler.global_batches(epoch)[start : start + self.total_steps - step]:
+            for indices in self.sampler.batches(epoch)[start : start + self.total_steps - step]:
                 step += 1
                 yield step, indices
 
@@ -332,7 +333,7 @@ class Trainer:
             self.model,
             examples,
             accelerator=self.accelerator,
-            batch_size=max(self.training.evaluation_batch_size, self.accelerator.num_processes),
+            batch_size=self.training.evaluation_batch_size,
             num_classes=self.num_classes,
             draws=draws,
             seed=self.seed,
@@ -354,7 +355,7 @@ class Trainer:
         return getattr(self.optimiser, "optimizer", self.optimiser)
 
     def _load_weights(self, checkpoint: Checkpoint) -> None:
-        self.model.load_state_dict(checkpoint.weights())
+        put_weights(self.model, checkpoint.weights(), checkpoint.folder)
 
     @contextmanager
     def _watching_signals(self) -> Iterator[None]:
@@ -362,7 +363,7 @@ class Trainer:
 
         def ask(number: int, _frame: FrameType | None) -> None:
             if self._signal:
-                raise KeyboardInterrupt
+                raise Interrupted("stopped at once, in the middle of a step; what was saved before it is whole")
             self._signal = number
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

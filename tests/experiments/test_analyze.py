@@ -19,9 +19,9 @@ from klformer import cli
 from klformer.analysis.variance import variance_metrics
 from klformer.experiments.analyze import eigenvalues, gradients, kernel, turing, variance
 from klformer.experiments.analyze.output import write_results
+from klformer.experiments.load import load_run
 from klformer.experiments.report.collect import read_analysis
 from klformer.experiments.report.tables import MISSING, variance_table
-from klformer.experiments.run import load_run
 from klformer.models import SequenceEmbedding
 from klformer.tasks import collate
 from klformer.training.evaluation import class_scores, evaluate, evaluating, scores_of_draws

@@ -1,4 +1,4 @@
-"""Batches: content, padding, and every example once an epoch on any number of processes."""
+"""Batches: content, padding, and every example once an epoch."""
 
 import numpy as np
 import pytest
@@ -22,78 +22,31 @@ def examples_of(lengths, width=None, pairs=False):
     return Examples(side(lengths), labels, side(lengths[::-1]) if pairs else None)
 
 
-def sampler(lengths, **options):
-    return BucketSampler(lengths, **options)
-
-
 @given(LENGTHS, st.booleans(), st.integers(0, 3), st.fixed_dictionaries(OPTIONS))
-def test_every_example_once_an_epoch(lengths, shuffle, epoch, options):
-    batches = list(sampler(lengths, shuffle=shuffle, **options).epoch(epoch))
+def test_every_example_once_an_epoch_and_the_same_for_a_seed(lengths, shuffle, epoch, options):
+    sampler = BucketSampler(lengths, shuffle=shuffle, **options)
+    batches = sampler.batches(epoch)
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
     size = options["batch_size"]
     assert sum(len(batch) != size for batch in batches) == (len(lengths) % size > 0)
-    assert len(batches) == len(sampler(lengths, shuffle=shuffle, **options))
-
-
-@given(LENGTHS, st.booleans(), st.integers(0, 3), st.fixed_dictionaries(OPTIONS))
-def test_the_same_for_a_seed_and_from_any_start(lengths, shuffle, epoch, options):
-    whole = [batch.tolist() for batch in sampler(lengths, shuffle=shuffle, **options).epoch(epoch)]
-    for start in range(len(whole) + 1):
-        again = sampler(lengths, shuffle=shuffle, **options).epoch(epoch, start)
-        assert [batch.tolist() for batch in again] == whole[start:]
-
-
-@given(LENGTHS, st.booleans(), st.booleans(), st.integers(1, 4), st.fixed_dictionaries(OPTIONS))
-def test_processes_share_the_batches_of_one(lengths, shuffle, drop_last, world_size, options):
-    def build(**more):
-        return sampler(lengths, shuffle=shuffle, drop_last=drop_last, **options, **more)
-
-    size, last = options["batch_size"], len(lengths) % options["batch_size"]
-    if (drop_last and len(lengths) < size) or size < world_size:
-        with pytest.raises(ValueError, match="batch_size"):
-            build(world_size=world_size)
-        return
-    if shuffle and not drop_last and 0 < last < world_size:
-        with pytest.raises(ValueError, match=f"the last batch has {last} examples for {world_size} processes"):
-            build(world_size=world_size)
-        return
-    single = list(build().epoch(1))
-    parts = [list(build(rank=rank, world_size=world_size).epoch(1)) for rank in range(world_size)]
-    assert all(len(part) == len(single) for part in parts)
-    for step, batch in enumerate(single):
-        shares = [part[step] for part in parts]
-        assert np.concatenate(shares).tolist() == batch.tolist()
-        sizes = [len(share) for share in shares]
-        assert max(sizes) - min(sizes) <= 1
-        assert min(sizes) > 0 or not shuffle
+    assert len(batches) == len(sampler)
+    again = BucketSampler(lengths, shuffle=shuffle, **options).batches(epoch)
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
 
 
 def test_epochs_and_seeds_differ():
     lengths = np.arange(100) % 17
     orders = [
-        np.concatenate(list(sampler(lengths, batch_size=5, seed=seed).epoch(epoch))).tolist()
+        np.concatenate(BucketSampler(lengths, batch_size=5, seed=seed).batches(epoch)).tolist()
         for seed, epoch in [(0, 0), (0, 1), (1, 0)]
     ]
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
 
 
-def test_dropped_examples_are_not_the_longest():
-    lengths = np.arange(109)
-    dropped = [
-        set(range(109)) - set(np.concatenate(list(sampler(lengths, batch_size=10, drop_last=True).epoch(epoch))))
-        for epoch in range(200)
-    ]
-    assert all(len(left) == 9 for left in dropped)
-    means = [np.mean(list(left)) for left in dropped]
-    # Mean of 9 of 0..108 without replacement, over 200 epochs.
-    error = (np.var(lengths) / 9 * (100 / 108) / 200) ** 0.5
-    assert abs(np.mean(means) - 54) <= 4 * error
-
-
 def test_buckets_save_padding():
     lengths = np.random.default_rng(0).integers(500, 2000, 5000)
-    report = padding_report(lengths, sampler(lengths, batch_size=16).epoch(0))
+    report = padding_report(lengths, BucketSampler(lengths, batch_size=16).batches(0))
     assert report.real == lengths.sum()
     assert report.longest == lengths.max() * 5000
     assert report.real <= report.padded < 1.05 * report.real
@@ -105,23 +58,11 @@ def test_padding_report_counts():
     assert (report.real, report.padded, report.longest) == (7, 8 + 2 + 1, 16)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 2, "rank": 1}, "rank must be below world_size=1, got 1"),
-        ({"batch_size": 2, "rank": 0, "world_size": 3}, "batch_size must be at least world_size=3, got 2"),
-        ({"batch_size": 6, "drop_last": True}, "at least one batch, got 5 examples for batch_size=6"),
-    ],
-)
-def test_bad_samplers_are_refused(options, problem):
-    with pytest.raises(ValueError, match=problem):
-        sampler(np.arange(5), **options)
-
-
-def test_no_examples_are_refused():
-    with pytest.raises(ValueError, match="at least one batch, got 0 examples"):
-        sampler(np.zeros(0, np.int64), batch_size=2)
+def test_bad_samplers_are_refused():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        BucketSampler(np.arange(5), batch_size=0)
+    with pytest.raises(ValueError, match="there must be at least one example"):
+        BucketSampler(np.zeros(0, np.int64), batch_size=2)
 
 
 @pytest.mark.parametrize("width", [None, 3])

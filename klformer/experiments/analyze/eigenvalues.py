@@ -14,8 +14,8 @@ from rich.progress import track
 from klformer.analysis.spectra import HeadSpectrum, eigenvalues, spectra_of
 from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
-from klformer.experiments.build import build_model
-from klformer.experiments.run import LoadedRun, attention_label, initial_weights, load_run
+from klformer.experiments.labels import attention_label
+from klformer.experiments.load import LoadedRun, load_run
 from klformer.plotting import COLOURS
 from klformer.training.progress import make_reporter
 
@@ -79,9 +79,7 @@ def run(options: EigenvalueAnalysis) -> None:
 
 def spectra_before_and_after(loaded: LoadedRun, *, draws: int) -> tuple[list[HeadSpectrum], list[HeadSpectrum]]:
     """Eigenvalues at initialisation, which is stored with the run, and of the best checkpoint."""
-    start = build_model(loaded.config, loaded.task)
-    start.load_state_dict(initial_weights(loaded.folder))
-    return tuple(eigenvalues(model, draws=draws) for model in (start, loaded.model))  # type: ignore[return-value]
+    return tuple(eigenvalues(model, draws=draws) for model in (loaded.at_start(), loaded.model))  # type: ignore[return-value]
 
 
 def _summary(spectrum: HeadSpectrum, prefix: str) -> dict[str, float]:

@@ -15,11 +15,12 @@ from rich.progress import Progress
 from klformer.analysis.gradients import GradientStatistics, classifier_gradients, gradient_statistics
 from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
-from klformer.experiments.run import attention_label, load_run, task_label
+from klformer.experiments.labels import attention_label, task_label
+from klformer.experiments.load import load_run
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS, MARKERS, STYLES
 from klformer.tasks import Batch, collate
-from klformer.training.checkpoint import MILESTONES, Checkpoint, CheckpointStore, milestone
+from klformer.training.checkpoint import MILESTONES, Checkpoint, CheckpointStore, milestone, put_weights
 from klformer.training.errors import TrainingError
 from klformer.training.log import read_lines
 from klformer.training.progress import Reporter, make_reporter
@@ -135,7 +136,7 @@ def _rows(examined: Examined, draws: int, advance: Callable[[], None]) -> list[R
 
 
 def _measure(examined: Examined, checkpoint: Checkpoint, draws: int, advance: Callable[[], None]) -> Row:
-    examined.model.load_state_dict(checkpoint.weights())
+    put_weights(examined.model, checkpoint.weights(), checkpoint.folder)
     gradients = classifier_gradients(examined.model, examined.batch, draws=draws, seed=examined.seed, advance=advance)
     accuracy = float(checkpoint.info["validation_accuracy"])
     return {"step": checkpoint.step, "accuracy": accuracy} | asdict(gradient_statistics(gradients))

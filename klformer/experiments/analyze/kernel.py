@@ -23,8 +23,7 @@ from klformer.analysis.kernel_view import (
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import write_results
-from klformer.experiments.build import build_model
-from klformer.experiments.run import LoadedRun, initial_weights, load_run
+from klformer.experiments.load import LoadedRun, load_run
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS
 from klformer.tasks import collate
@@ -75,9 +74,7 @@ def run(options: KernelAnalysis) -> None:
     loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
     if not isinstance(loaded.model, SequenceClassifier):
         raise ValueError(f"{options.run}: drawn for classifiers of single sequences, not of pairs")
-    start = build_model(loaded.config, loaded.task)
-    start.load_state_dict(initial_weights(loaded.folder))
-    before, after = _kernels(start), _kernels(loaded.model)
+    before, after = _kernels(loaded.at_start()), _kernels(loaded.model)
     if not after:
         raise ValueError(f"{loaded.config.attention.name} has no frequencies to look at")
     settings: dict[str, Any] = {"run": options.run.name, "draws": draws, "example": options.example}

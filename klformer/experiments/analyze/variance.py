@@ -19,7 +19,8 @@ from torch import Tensor
 from klformer.analysis.variance import FloatArray, r_squared, variance_metrics
 from klformer.experiments.analyze.options import Count
 from klformer.experiments.analyze.output import print_table, write_results
-from klformer.experiments.run import LoadedRun, attention_label, load_run, task_label
+from klformer.experiments.labels import attention_label, task_label
+from klformer.experiments.load import LoadedRun, load_run
 from klformer.plotting import COLOURS, MARKERS
 from klformer.tasks import BucketSampler, Examples, collate
 from klformer.training.evaluation import each_draw, evaluating, has_noise
@@ -126,7 +127,7 @@ def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws:
     """Scores (draws, N, K), from `store` where they are there already."""
     store.mkdir(parents=True, exist_ok=True)
     batch_size = loaded.config.training.evaluation_batch_size
-    batches = list(BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).epoch(0))
+    batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
     spans = [range(start, min(start + BLOCK, draws)) for start in range(0, draws, BLOCK)]
     scores = np.zeros((draws, len(examples), loaded.task.num_classes))
     with Progress(transient=True) as progress, evaluating(loaded.model):

@@ -13,10 +13,11 @@ from statistics import median
 from typing import Any
 
 from klformer.attention import attention_names
+from klformer.experiments.folder import CONFIG, RESULT, flatten
+from klformer.experiments.labels import task_label
 from klformer.experiments.presets import PRESETS, usual_options
 from klformer.experiments.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
 from klformer.experiments.report.reading import finite, read_object, rows_of
-from klformer.experiments.run import CONFIG, RESULT, flatten, task_label
 from klformer.tasks import task_names
 from klformer.training.log import read_lines
 

@@ -1,0 +1,71 @@
+"""Runs that are read back from their folders; nothing is unpickled."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import nn
+
+from klformer.experiments.build import build_model
+from klformer.experiments.config import ExperimentConfig
+from klformer.experiments.folder import CONFIG, INITIAL
+from klformer.tasks import Split, Task, build_task
+from klformer.training.checkpoint import CheckpointStore, put_weights, read_weights
+from klformer.training.errors import TrainingError
+from klformer.training.evaluation import Evaluation, evaluate
+from klformer.training.processes import make_accelerator
+from klformer.training.progress import Reporter
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run that was read back, with the weights of its best checkpoint."""
+
+    folder: Path
+    config: ExperimentConfig
+    task: Task
+    model: nn.Module
+    step: int
+
+    def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
+        """Accuracy on a split, averaged over draws of the frequencies."""
+        return evaluate(
+            self.model,
+            self.task.load(split),
+            accelerator=accelerator or make_accelerator(self.config.training),
+            batch_size=self.config.training.evaluation_batch_size,
+            num_classes=self.task.num_classes,
+            draws=draws,
+            seed=self.config.seed,
+        )
+
+    def at_start(self) -> nn.Module:
+        """The same model with the weights that the run started from.
+
+        Raises:
+            TrainingError: they are not there, damaged, or do not fit.
+        """
+        model, path = build_model(self.config, self.task), self.folder / INITIAL
+        put_weights(model, read_weights(path), path)
+        return model.eval()
+
+
+def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None) -> LoadedRun:
+    """Read a run back; nothing is unpickled.
+
+    Raises:
+        TrainingError: the folder is not a run's, has no whole checkpoint, or one that does not fit its configuration.
+        ValueError: its configuration is not valid.
+    """
+    if not (folder / CONFIG).is_file():
+        raise TrainingError(f"{folder} is not a run: it has no {CONFIG}")
+    config = ExperimentConfig.from_file(folder / CONFIG)
+    data = config.data if data_root is None else config.data.model_copy(update={"root": data_root})
+    task = build_task(config.task, data)
+    model = build_model(config, task)
+    store = CheckpointStore(folder / "checkpoints", reporter.say)
+    checkpoint = store.newest("best") or store.newest("step")
+    if checkpoint is None:
+        raise TrainingError(f"{folder} has no whole checkpoint")
+    put_weights(model, checkpoint.weights(), checkpoint.folder)
+    return LoadedRun(folder, config, task, model.eval(), checkpoint.step)
