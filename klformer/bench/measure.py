@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -60,23 +61,29 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def with_spread(values: Mapping[str, float], form: str, scale: float = 1) -> str:
-    """A `spread` for tables: median (lowest to highest)."""
+    """A `spread` for tables: median (lowest to highest), or the only value."""
     median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
-    return f"{median} ({low} to {high})"
+    return f"{median} ({low} to {high})" if low != high else median
 
 
-def extra_peak_memory(run: Callable[[], None]) -> int:
-    """Bytes by which the resident size of this process rises above its present size while `run` runs.
+def extra_peak_memory(run: Callable[[], None], device: str = "cpu") -> int:
+    """Bytes by which memory rises above its present size while `run` runs.
 
     To be called once in a process of its own, warmed up, with all operands in place.
     """
-    before = _reset_peak()
+    before = reset_peak_memory(device)
     run()
-    return max(0, _peak() - before)
+    return max(0, peak_memory(device) - before)
 
 
-def _reset_peak() -> int:
-    """Forget the highest resident size so far, where the system can (Linux); returns the present one in bytes."""
+def reset_peak_memory(device: str) -> int:
+    """Forget the highest size so far, where the system can; returns the present one in bytes.
+
+    On a GPU that of torch's tensors, otherwise the resident size of this process. Only Linux can forget the latter.
+    """
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _status_bytes("VmRSS")
@@ -84,7 +91,10 @@ def _reset_peak() -> int:
         return _rusage_peak()
 
 
-def _peak() -> int:
+def peak_memory(device: str) -> int:
+    """The highest size in bytes since `reset_peak_memory`."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated()
     return _status_bytes("VmHWM") if os.path.exists("/proc/self/status") else _rusage_peak()
 
 
@@ -100,19 +110,34 @@ def _rusage_peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def in_own_process(arguments: Sequence[str], *, module: str = "klformer.bench") -> str:
-    """What `python -m MODULE ARGUMENTS` prints, run in a new process.
+#: For processes whose memory is measured. glibc keeps freed blocks that are smaller than a threshold, and moves the
+#: threshold as it goes, so that the same step has one peak or another; with a fixed one, tensors are given back.
+GIVE_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 * 1024)}
+
+
+def in_own_process(
+    arguments: Sequence[str], *, module: str = "klformer.bench", environment: Mapping[str, str] = GIVE_MEMORY_BACK
+) -> str:
+    """What `python -m MODULE ARGUMENTS` prints, run in a new process, with some more in its environment.
 
     Raises:
-        RuntimeError: if it fails, with the last line of its error output in the first line, and more of it below.
+        RuntimeError: if it fails, with the reason in the first line, and more of its error output below.
     """
-    result = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", module, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
     if result.returncode:
-        reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(
-            f"exit code {result.returncode}: {reason}\n{module} {' '.join(arguments)}:\n{result.stderr[-2000:]}"
+            f"{_reason(result.returncode, result.stderr)}\n{module} {' '.join(arguments)}:\n{result.stderr[-2000:]}"
         )
     return result.stdout
+
+
+def _reason(code: int, errors: str) -> str:
+    """Why a process ended: the signal that killed it, or the last line of its error output."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")
+    return f"exit code {code}: {(errors.strip().splitlines() or ['no message'])[-1]}"
 
 
 def as_flags(options: Mapping[str, object], prefix: str = "") -> list[str]:

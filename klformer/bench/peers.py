@@ -81,7 +81,7 @@ class PeersBench:
     """Rounds that are counted for those."""
     memory: bool = True
     """Measure memory as well, each in processes of its own."""
-    memory_repeats: int = 3
+    memory_repeats: int = 1
     """Processes for each in which memory is measured."""
     out: Path | None = None
     """Folder for peers.json."""

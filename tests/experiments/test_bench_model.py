@@ -1,6 +1,7 @@
 """The benchmark of whole models: a step is the paper's, rounds are interleaved, limits are kept and said."""
 
 import json
+import re
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,16 +25,17 @@ class Processes:
         self.memory = memory
         self.fails = fails
 
-    def measured(self):
-        """Without those that are there to find the batch."""
-        return [step for step in self.steps if step.steps == ModelBench().steps]
+    def timed(self):
+        return [step for step in self.steps if step.steps]
 
     def __call__(self, step):
         self.steps.append(step)
         if step.attention in self.fails or (step.attention, step.batch_size) in self.fails:
-            raise RuntimeError("exit code -9: no message")
+            raise RuntimeError("killed by SIGKILL, most likely for want of memory")
+        if step.steps == 0:
+            return self.memory(step)
         number = sum(earlier == step for earlier in self.steps) - 1
-        return {"seconds": SECONDS.get(step.attention, [1.0] * 9)[number], "memory": self.memory(step)}
+        return SECONDS.get(step.attention, [1.0] * 9)[number]
 
 
 @pytest.fixture
@@ -68,9 +70,8 @@ class Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize("attention", [MATERIALISED, *PAPER_ATTENTIONS])
 def test_a_step_of_every_attention_can_be_measured(attention):
-    figures = measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=1, device="cpu"))
-    assert figures["seconds"] > 0
-    assert figures["memory"] >= 0
+    assert measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=1, device="cpu")) > 0
+    assert measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=0, device="cpu")) >= 0
 
 
 @pytest.mark.parametrize("task", CPU_BATCH_SIZES)
@@ -92,9 +93,15 @@ def test_scores_are_written_out_where_asked_for():
     assert names[MATERIALISED]
 
 
+def test_memory_is_the_same_every_time():
+    # 512 tokens of 2 KiB a layer: much of it in blocks that the allocator would keep by default.
+    step = ModelStep("text", "fastfood-prf", batch_size=1, length=512, steps=0, device="cpu")
+    first, second = in_own_process(step), in_own_process(step)
+    assert abs(first - second) < 0.05 * first
+
+
 def test_a_measurement_is_a_process_of_its_own():
-    figures = in_own_process(ModelStep("image", "fastfood-prf", batch_size=1, length=8, steps=1, device="cpu"))
-    assert figures.keys() == {"seconds", "memory"}
+    assert in_own_process(ModelStep("image", "fastfood-prf", batch_size=1, length=8, steps=1, device="cpu")) > 0
     with pytest.raises(RuntimeError, match=r"exit code 2: .*sofmax"):
         in_own_process(ModelStep("image", "sofmax", batch_size=1, length=8, steps=1, device="cpu"))
 
@@ -102,7 +109,7 @@ def test_a_measurement_is_a_process_of_its_own():
 def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     processes = fake()
     command.run(speed_bench(tasks=("text", "image"), out=tmp_path))
-    text = [step for step in processes.measured() if step.task == "text"]
+    text = [step for step in processes.timed() if step.task == "text"]
     assert [step.attention for step in text] == ["softmax", "fastfood-prf"] * 3
     assert {(step.batch_size, step.length) for step in text} == {(4, 4000)}
     report = json.loads((tmp_path / "model.json").read_text())
@@ -112,12 +119,12 @@ def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     row = report["speed"][1]
     assert row["relative"] == {"median": 2.0, "low": 1.0, "high": 4.0}
     assert row["steps_per_second"] == {"median": 2.0, "low": 0.25, "high": 2.0}
-    assert row["memory"]["median"] == 2 * MEBIBYTE
+    assert row["memory"] == 2 * MEBIBYTE
     assert report["speed"][0]["relative"]["high"] == 1
     out = capsys.readouterr().out
     assert "4 sequences (the paper has 32; limited to 4 on the CPU) of 4,000 tokens" in out
     assert "2.00 (1.00 to 4.00)" in out
-    assert "2 (2 to 2)" in out
+    assert re.search(r"fastfood-prf .*│ +2 │", out)
     assert (tmp_path / "model.png").stat().st_size > 1000
     assert "fastfood-prf" in (tmp_path / "model.svg").read_text()
     assert not (tmp_path / "model-length.png").exists()
@@ -127,10 +134,10 @@ def test_batches_can_be_the_papers(fake, capsys):
     processes = fake()
     command.run(speed_bench(tasks=("retrieval", "image"), batch_size="paper", max_len=64))
     assert {(step.task, step.batch_size, step.length) for step in processes.steps} == {
-        ("retrieval", 32, 64),
+        ("retrieval", 2, 64),
         ("image", 256, 64),
     }
-    assert "32 pairs of sequences (the paper's) of 64 tokens" in capsys.readouterr().out
+    assert "2 pairs of sequences (the paper's) of 64 tokens" in capsys.readouterr().out
 
 
 def in_gibibytes(fixed, softmax, fastfood):
@@ -160,8 +167,8 @@ def test_batches_are_the_papers_where_they_fit(fake, monkeypatch, tmp_path, caps
     monkeypatch.setattr(command.torch.cuda, "get_device_name", lambda: "a GPU")
     processes = fake(memory=memory, fails=fails)
     command.run(speed_bench(**{"tasks": ("text",), "device": "cuda", "out": tmp_path, **options}))
-    assert {step.batch_size for step in processes.measured()} == {size}
-    assert f"{size} sequences ({note}) of" in capsys.readouterr().out
+    assert {step.batch_size for step in processes.timed()} == {size}
+    assert f"{size} sequence{'' if size == 1 else 's'} ({note}) of" in capsys.readouterr().out
     rows = json.loads((tmp_path / "model.json").read_text())["speed"]
     assert {row["batch_note"] for row in rows} == {note.partition("; ")[2]}
 
@@ -169,20 +176,21 @@ def test_batches_are_the_papers_where_they_fit(fake, monkeypatch, tmp_path, caps
 def test_a_batch_that_does_not_fit_is_not_tried(fake):
     processes = fake(memory=in_gibibytes(1, 0.1, 0.5))
     command.run(speed_bench(tasks=("text",), max_batch_size=32))
-    probes = [(step.attention, step.batch_size) for step in processes.steps if step not in processes.measured()]
-    assert probes == [("softmax", 1), ("fastfood-prf", 1), ("fastfood-prf", 2), ("fastfood-prf", 16)]
+    taken = [(step.attention, step.batch_size) for step in processes.steps if step.steps == 0]
+    probes = [("softmax", 1), ("fastfood-prf", 1), ("fastfood-prf", 2), ("fastfood-prf", 16)]
+    assert taken == [*probes, ("softmax", 16), ("fastfood-prf", 16)]
 
 
 def test_what_fails_is_left_out_and_said(fake, tmp_path, capsys):
     processes = fake(fails=("softmax",))
     command.run(speed_bench(tasks=("listops",), out=tmp_path))
-    assert [step.attention for step in processes.measured()].count("softmax") == 1
+    assert "softmax" not in {step.attention for step in processes.timed()}
     first, second = json.loads((tmp_path / "model.json").read_text())["speed"]
-    assert first["not_run"] == "exit code -9: no message"
+    assert first["not_run"] == "killed by SIGKILL, most likely for want of memory"
     assert second["not_run"] is None
     assert second["relative"] is None
     out = capsys.readouterr().out
-    assert "exit code -9" in out
+    assert "killed by SIGKILL" in out
     assert "not run" in out
 
 
@@ -203,7 +211,7 @@ def test_lengths_go_up_to_the_limits(fake, tmp_path, capsys):
     assert reasons["softmax", 8192] == "quadratic, above 4,096 tokens"
     assert reasons["gmm-rks", 8192] is None
     last = next(row for row in rows if (row["attention"], row["length"]) == ("gmm-rks", 8192))
-    assert last["memory"]["median"] == 4 * GIBIBYTE
+    assert last["memory"] == 4 * GIBIBYTE
     out = capsys.readouterr().out
     assert "4,096" in out
     assert "about 8 GiB" in out
@@ -222,10 +230,10 @@ def test_the_command_is_in_the_group(fake, capsys):
     processes = fake()
     arguments = ["--tasks", "image", "--attentions", "softmax", "--batch-size", "3", "--lengths", "--repeats", "1"]
     cli.main(["bench", "model", *arguments, "--device", "cpu"])
-    assert [(step.task, step.batch_size) for step in processes.steps] == [("image", 3)]
+    assert {(step.task, step.batch_size) for step in processes.steps} == {("image", 3)}
     assert "3 sequences (the paper has 256)" in capsys.readouterr().out
     cli.main(["bench", "model", "--tasks", "--lengths", "64", "--length-attentions", "softmax", "--repeats", "1"])
-    assert [step.length for step in processes.steps[1:]] == [64]
+    assert processes.steps[-1].length == 64
 
 
 def test_bad_options_are_named():

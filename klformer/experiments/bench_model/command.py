@@ -4,8 +4,9 @@ Two tables and figures. Speed: training steps per second relative to softmax, an
 paper's tables at its full length. Length: peak memory of the Text model from 1K to 4K tokens, as in the paper, and on
 to 64K for the attentions that are linear in the length.
 
-Each measurement is a process of its own: the model and a step on short inputs to warm up, a step whose peak memory is
-taken, and steps that are timed. Rounds go over all attentions, so that a slow minute of the machine hits all alike.
+Each measurement is a process of its own: the model and a step on short inputs to warm up, and then a step whose peak
+memory is taken, or one more to warm up and steps that are timed. Rounds of the latter go over all attentions, so that a
+slow minute of the machine hits all alike. Memory is the same every time, and taken once.
 """
 
 import json
@@ -33,8 +34,11 @@ PAPER_ATTENTIONS = (
     *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),
     *("gmm-prf", "fastfood-prf", "generative-prf"),
 )
+#: The paper's examples in a step, by task: those of its training, but 2 pairs for the memory of Retrieval.
+PAPER_BATCH_SIZES = {task: PAPER[task]["training"]["batch_size"] for task in ("text", "retrieval", "listops", "image")}
+PAPER_BATCH_SIZES["retrieval"] = 2
 #: The most examples in a step on the CPU by default, by task: steps of seconds on a few cores.
-CPU_BATCH_SIZES = {"text": 4, "retrieval": 4, "listops": 4, "image": 32}
+CPU_BATCH_SIZES = {"text": 4, "retrieval": 2, "listops": 4, "image": 32}
 LENGTH_TASK = "text"
 
 
@@ -54,10 +58,11 @@ class ModelBench:
     attentions: tuple[str, ...] = PAPER_ATTENTIONS
     """Attentions, with options after a colon; softmax-materialised is softmax with its scores written out."""
     batch_size: int | Literal["paper"] | None = None
-    """Examples in a step; "paper" for the paper's 32 (Image: 256), whether it fits or not. Default: the paper's, but at
-    most `--max-batch-size`, halved until a step of the most demanding attention fits `--memory-limit`."""
+    """Examples in a step; "paper" for the paper's 32 (Retrieval: 2, Image: 256), whether it fits or not. Default: the
+    paper's, but at most `--max-batch-size`, halved until a step of the most demanding attention fits
+    `--memory-limit`."""
     max_batch_size: int | None = None
-    """The most examples in a step by default. Default: on the CPU 4 (Image: 32), on a GPU no limit."""
+    """The most examples in a step by default. Default: on the CPU 4 (Retrieval: 2, Image: 32), on a GPU no limit."""
     max_len: int | None = None
     """Cut all tasks to this length, for a quick look. Default: the tasks' own."""
     lengths: tuple[int, ...] = (1024, 2048, 3072, 4096, 8192, 16384, 32768, 65536)
@@ -72,7 +77,7 @@ class ModelBench:
     steps: int = 3
     """Steps that are timed in a process."""
     repeats: int = 3
-    """Rounds, with a process each for every attention."""
+    """Rounds of timing, with a process each for every attention."""
     device: Literal["cpu", "cuda"] | None = None
     """Where to compute; the GPU if there is one."""
     out: Path | None = None
@@ -121,17 +126,16 @@ def _check(options: ModelBench) -> None:
             check_count(option, value)
 
 
-def _rounds(
-    steps: Sequence[ModelStep], repeats: int, console: Console
-) -> dict[ModelStep, list[dict[str, float]] | str]:
+def _rounds(steps: Sequence[ModelStep], repeats: int, console: Console) -> dict[ModelStep, list[float] | str]:
     """What every round found for each step, or why the first that failed did."""
-    found: dict[ModelStep, list[dict[str, float]] | str] = {step: [] for step in steps}
+    found: dict[ModelStep, list[float] | str] = {step: [] for step in steps}
     for index in range(repeats):
         for step in steps:
             before = found[step]
             if isinstance(before, str):
                 continue
-            with console.status(f"round {index + 1} of {repeats}: {step.describe()}"):
+            what = f"time, round {index + 1} of {repeats}" if step.steps else "memory"
+            with console.status(f"{what}: {step.describe()}"):
                 try:
                     before.append(in_own_process(step))
                 except RuntimeError as error:
@@ -146,21 +150,25 @@ def _measure_task(
 ) -> list[dict[str, Any]]:
     """A row for each attention on one task."""
     length = TASKS[task].default_max_len if options.max_len is None else options.max_len
-    paper_batch = PAPER[task]["training"]["batch_size"]
-    batch = _choose_batch(options, ModelStep(task, "", paper_batch, length, 1, device), console)
+    paper_batch = PAPER_BATCH_SIZES[task]
+    batch = _choose_batch(options, ModelStep(task, "", paper_batch, length, 0, device), console)
     steps = {name: ModelStep(task, name, batch.size, length, options.steps, device) for name in options.attentions}
-    found = _rounds(list(steps.values()), options.repeats, console)
-    softmax = found[steps["softmax"]] if "softmax" in steps else ""
+    memory = _rounds([replace(step, steps=0) for step in steps.values()], 1, console)
+    timed = [step for step in steps.values() if not isinstance(memory[replace(step, steps=0)], str)]
+    seconds = _rounds(timed, options.repeats, console)
+    softmax = seconds.get(steps["softmax"], "") if "softmax" in steps else ""
     rows = []
-    for name, step in steps.items():
-        row = _row(step, found[step]) | {"paper_batch_size": paper_batch, "batch_note": batch.note, "relative": None}
-        rounds = found[step]
-        if not isinstance(rounds, str):
-            row["steps_per_second"] = spread([1 / figures["seconds"] for figures in rounds])
+    for step in steps.values():
+        taken = memory[replace(step, steps=0)]
+        row = _row(step, taken) | {"paper_batch_size": paper_batch, "batch_note": batch.note, "relative": None}
+        rounds = seconds.get(step, taken)
+        if isinstance(rounds, str):
+            row |= {"not_run": rounds}
+        else:
+            row |= {"seconds": spread(rounds), "steps_per_second": spread([1 / mine for mine in rounds])}
             if not isinstance(softmax, str):
-                pairs = zip(softmax, rounds, strict=True)
-                row["relative"] = spread([theirs["seconds"] / mine["seconds"] for theirs, mine in pairs])
-        rows.append(row | {"attention": name})
+                row["relative"] = spread([theirs / mine for theirs, mine in zip(softmax, rounds, strict=True)])
+        rows.append(row)
     return rows
 
 
@@ -173,7 +181,7 @@ def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Ba
         step = replace(paper, attention=attention, batch_size=batch_size)
         with console.status(f"does it fit: {step.describe()}"):
             try:
-                return in_own_process(step)["memory"]
+                return in_own_process(step)
             except RuntimeError:
                 return math.inf
 
@@ -190,9 +198,9 @@ def _measure_lengths(options: ModelBench, device: Literal["cpu", "cuda"], consol
     rows: list[dict[str, Any]] = []
     last: dict[str, dict[str, Any]] = {}
     for length in sorted(options.lengths):
-        steps = {name: ModelStep(LENGTH_TASK, name, 1, length, 1, device) for name in options.length_attentions}
+        steps = {name: ModelStep(LENGTH_TASK, name, 1, length, 0, device) for name in options.length_attentions}
         reasons = {name: _reason_to_skip(options, name, length, last.get(name)) for name in steps}
-        found = _rounds([steps[name] for name in steps if reasons[name] is None], options.repeats, console)
+        found = _rounds([steps[name] for name in steps if reasons[name] is None], 1, console)
         for name, step in steps.items():
             row = _row(step, reasons[name] or found[step])
             rows.append(row)
@@ -211,7 +219,7 @@ def _reason_to_skip(options: ModelBench, name: str, length: int, last: dict[str,
         return str(last["not_run"])
     # Only scores that are written out make memory quadratic; torch's softmax takes quadratic time alone.
     growth = (length / last["length"]) ** (2 if name == MATERIALISED else 1)
-    expected = last["memory"]["median"] * growth / GIBIBYTE
+    expected = last["memory"] * growth / GIBIBYTE
     if expected > options.memory_limit:
         return f"above the limit of {options.memory_limit:g} GiB from {length:,} tokens on: about {expected:.0f} GiB"
     return None
@@ -224,11 +232,10 @@ def _is_quadratic(name: str) -> bool:
     return "^2" in build_attention(config.name, num_heads=1, head_dim=2, max_len=4).cost
 
 
-def _row(step: ModelStep, rounds: list[dict[str, float]] | str) -> dict[str, Any]:
+def _row(step: ModelStep, memory: list[float] | str) -> dict[str, Any]:
+    """A step and the bytes it takes, or why it was not run."""
     row: dict[str, Any] = asdict(step) | {"seconds": None, "memory": None, "not_run": None}
-    if isinstance(rounds, str):
-        return row | {"not_run": rounds}
-    return row | {key: spread([figures[key] for figures in rounds]) for key in ("seconds", "memory")}
+    return row | ({"not_run": memory} if isinstance(memory, str) else {"memory": memory[0]})
 
 
 def _plain(options: ModelBench) -> dict[str, Any]:

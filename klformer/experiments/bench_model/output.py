@@ -14,8 +14,8 @@ from klformer.bench.measure import MEBIBYTE, growth, with_spread
 from klformer.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.tasks import TASKS
 
-SPEED_NOTE = "median (lowest to highest) over processes; MiB: peak above model, optimiser and inputs"
-LENGTH_NOTE = "median over processes of the peak above model, optimiser and inputs"
+SPEED_NOTE = "times: median (lowest to highest) over processes; MiB: peak above model, optimiser and inputs"
+LENGTH_NOTE = "peak above model, optimiser and inputs"
 
 
 def say_speed(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -41,11 +41,12 @@ def draw_speed(report: dict[str, Any], *targets: Path) -> None:
         mine = [row for row in rows if row["task"] == task]
         offset = 0.16 * ((len(tasks) - 1) / 2 - number)
         batch = next(row["batch_size"] for row in report["speed"] if row["task"] == task)
-        for axes, key, scale in ((left, "relative", 1.0), (right, "memory", 1 / MEBIBYTE)):
-            shown = [row for row in mine if row[key] is not None]
-            _dots(
-                axes, [(names.index(row["attention"]) + offset, row[key]) for row in shown], scale, number, task, batch
-            )
+        label = f"{task}, batches of {batch}"
+        for axes, key in ((left, "relative"), (right, "memory")):
+            shown = [(names.index(row["attention"]) + offset, row[key]) for row in mine if row[key] is not None]
+            if key == "memory":
+                shown = [(height, dict.fromkeys(("median", "low", "high"), value)) for height, value in shown]
+            _dots(axes, shown, 1 / MEBIBYTE if key == "memory" else 1.0, number, label)
     left.axvline(1, color="#888888", linewidth=0.8)
     left.set_xlabel("training steps per second, softmax = 1")
     right.set_xlabel("peak memory of a step, MiB above model, optimiser and inputs")
@@ -68,7 +69,7 @@ def draw_length(report: dict[str, Any], *targets: Path) -> None:
     rows = [row for row in report["length"] if row["memory"] is not None]
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault(row["attention"], []).append((row["length"], row["memory"]["median"] / MEBIBYTE))
+        lines.setdefault(row["attention"], []).append((row["length"], row["memory"] / MEBIBYTE))
     plot_against_length(axes, lines)
     axes.set_ylabel("peak memory of a step, MiB above model and optimiser")
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
@@ -88,8 +89,8 @@ def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
     batch, paper_batch, length = rows[0]["batch_size"], rows[0]["paper_batch_size"], rows[0]["length"]
     reason = f"; {rows[0]['batch_note']}" if rows[0]["batch_note"] else ""
     size = "the paper's" if batch == paper_batch else f"the paper has {paper_batch}{reason}"
-    what = "pairs of sequences" if TASKS[task].is_pair else "sequences"
-    return f"{task}: training step of {batch} {what} ({size}) of {length:,} tokens"
+    one, many = ("pair", "pairs of sequences") if TASKS[task].is_pair else ("sequence", "sequences")
+    return f"{task}: training step of {batch} {one if batch == 1 else many} ({size}) of {length:,} tokens"
 
 
 def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -103,7 +104,7 @@ def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
             continue
         relative = "" if row["relative"] is None else with_spread(row["relative"], ".2f")
         speed = with_spread(row["steps_per_second"], ".3g")
-        table.add_row(row["attention"], speed, relative, with_spread(row["memory"], ",.0f", 1 / MEBIBYTE))
+        table.add_row(row["attention"], speed, relative, f"{row['memory'] / MEBIBYTE:,.0f}")
     return table
 
 
@@ -116,15 +117,13 @@ def _length_table(rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("grows as", justify="right")
     for name in dict.fromkeys(row["attention"] for row in rows):
         mine = {row["length"]: row["memory"] for row in rows if row["attention"] == name}
-        cells = ["-" if mine[length] is None else f"{mine[length]['median'] / MEBIBYTE:,.0f}" for length in lengths]
-        measured = [(length, mine[length]["median"]) for length in lengths if mine[length] is not None]
+        cells = ["-" if mine[length] is None else f"{mine[length] / MEBIBYTE:,.0f}" for length in lengths]
+        measured = [(length, mine[length]) for length in lengths if mine[length] is not None]
         table.add_row(name, *cells, growth(*zip(*measured, strict=True)) if measured else "")
     return table
 
 
-def _dots(
-    axes: Axes, points: Sequence[tuple[float, dict[str, float]]], scale: float, number: int, task: str, batch: int
-) -> None:
+def _dots(axes: Axes, points: Sequence[tuple[float, dict[str, float]]], scale: float, number: int, label: str) -> None:
     """A marker at each median, and a line from the lowest to the highest."""
     if not points:
         return
@@ -140,5 +139,5 @@ def _dots(
         color=COLOURS[number % len(COLOURS)],
         markersize=4,
         linewidth=1,
-        label=f"{task}, batches of {batch}",
+        label=label,
     )

@@ -1,9 +1,7 @@
-"""One measurement of a whole model: time and peak memory of training steps, alone in a process."""
+"""One measurement of a whole model: the time of training steps, or the peak memory of one, alone in a process."""
 
-import json
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -12,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from klformer.bench import measure
-from klformer.bench.measure import as_flags, extra_peak_memory
+from klformer.bench.measure import GIVE_MEMORY_BACK, as_flags, extra_peak_memory
 from klformer.experiments.build import build_model
 from klformer.experiments.config import AttentionConfig, ExperimentConfig
 from klformer.experiments.presets import preset
@@ -27,7 +25,7 @@ WARM_UP_LENGTH = 16
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Print time and memory of training steps of one model as JSON; `model` calls this in a new process for each."""
+    """Print the time of training steps of one model, or the memory of one; `model` calls this in a new process."""
 
     task: str
     """Task of the paper's tables."""
@@ -38,7 +36,7 @@ class ModelStep:
     length: int
     """Tokens in a sequence."""
     steps: int
-    """Steps that are timed."""
+    """Steps that are timed; 0 to measure the memory of one instead."""
     device: Literal["cpu", "cuda"]
     """Where to compute."""
 
@@ -48,11 +46,11 @@ class ModelStep:
 
 def print_step(options: ModelStep) -> None:
     """Print what `measure_step` finds; meant to be alone in its process."""
-    print(json.dumps(measure_step(options)))
+    print(measure_step(options))
 
 
-def measure_step(options: ModelStep) -> dict[str, float]:
-    """Median seconds of a training step, and its peak memory in bytes above model, optimiser and inputs.
+def measure_step(options: ModelStep) -> float:
+    """Median seconds of a training step, or its peak memory in bytes above model, optimiser and inputs.
 
     A step is forward, backward and AdamW on random inputs of full length. To be called once in a process.
     """
@@ -73,24 +71,27 @@ def measure_step(options: ModelStep) -> dict[str, float]:
 
     step(random_batch(task, options.batch_size, length=min(WARM_UP_LENGTH, options.length)).to(options.device))
     batch = random_batch(task, options.batch_size, length=options.length).to(options.device)
-    peak = _peak_memory(lambda: step(batch), options.device)
+    if options.steps == 0:
+        return extra_peak_memory(lambda: step(batch), options.device)
+    step(batch)
     seconds = []
     for _ in range(options.steps):
         start = time.perf_counter()
         step(batch)
         seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds), "memory": peak}
+    return statistics.median(seconds)
 
 
-def in_own_process(step: ModelStep) -> dict[str, float]:
+def in_own_process(step: ModelStep) -> float:
     """What `measure_step` finds in a new process.
 
     Raises:
         RuntimeError: with the end of its error output, if it fails: most often there is not enough memory.
     """
-    printed = measure.in_own_process(["bench", "model-step", *as_flags(asdict(step))], module="klformer")
-    figures: dict[str, float] = json.loads(printed)
-    return figures
+    # Giving memory back takes time, which is not to be measured.
+    environment = {} if step.steps else GIVE_MEMORY_BACK
+    arguments = ["bench", "model-step", *as_flags(asdict(step))]
+    return float(measure.in_own_process(arguments, module="klformer", environment=environment))
 
 
 def configuration(step: ModelStep) -> ExperimentConfig:
@@ -101,12 +102,3 @@ def configuration(step: ModelStep) -> ExperimentConfig:
 
 def _scores_written_out() -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH)
-
-
-def _peak_memory(run_step: Callable[[], None], device: str) -> int:
-    if device == "cpu":
-        return extra_peak_memory(run_step)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run_step()
-    return torch.cuda.max_memory_allocated() - before

@@ -44,11 +44,9 @@ def draw_speed(artist: Artist, rows: Sequence[ModelRow]) -> Drawing | None:
         labels = []
         for attention in artist.in_order(points):
             speed, memory = points[attention]
-            place = (speed.median, memory.median / MEBIBYTE)
+            place = (speed.median, memory / MEBIBYTE)
             style = {**artist.style(attention), "linestyle": "none"}
-            axes.errorbar(
-                *place, xerr=_reach(speed, 1), yerr=_reach(memory, 1 / MEBIBYTE), markersize=6, elinewidth=1, **style
-            )
+            axes.errorbar(*place, xerr=_reach(speed, 1), markersize=6, elinewidth=1, **style)
             labels.append(Label(visible(attention), place, 4))
         if relative:
             axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
@@ -70,8 +68,8 @@ def draw_model_length(artist: Artist, benchmark: ModelBenchmark) -> Drawing | No
     """Memory of the whole model against the length of the sequence: the paper's Figure 4."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in benchmark.length:
-        if row.memory is not None and row.memory.median > 0:
-            lines.setdefault(row.attention, []).append((row.length, row.memory.median / MEBIBYTE))
+        if row.memory is not None and row.memory > 0:
+            lines.setdefault(row.attention, []).append((row.length, row.memory / MEBIBYTE))
     if not lines:
         return None
     task = task_title(benchmark.length[0].task)

@@ -48,7 +48,7 @@ def _speed_row(row: ModelRow) -> tuple[Cell, ...]:
     attention = words(row.attention, code=True)
     if row.not_run:
         return (attention, Cell(f"not run: {row.not_run}", wrap=True), MISSING, MISSING)
-    memory = _spread(row.memory, lambda size: f"{size:,.0f}", 1 / MEBIBYTE)
+    memory = _mebibytes(row.memory)
     return (attention, _spread(row.speed, _three_digits), _spread(row.relative, "{:.2f}".format), memory)
 
 
@@ -85,11 +85,15 @@ def model_length_table(name: str, benchmark: ModelBenchmark) -> Table:
 def _memory_at(row: ModelRow | None, reasons: Sequence[str]) -> Cell:
     if row is not None and row.not_run:
         return Cell("not run", note=f"({reasons.index(row.not_run) + 1})")
-    return MISSING if row is None else _spread(row.memory, lambda size: f"{size:,.0f}", 1 / MEBIBYTE)
+    return MISSING if row is None else _mebibytes(row.memory)
+
+
+def _mebibytes(size: float | None) -> Cell:
+    return number(None if size is None else size / MEBIBYTE, "{:,.0f}")
 
 
 def _growth(rows: Sequence[ModelRow]) -> Cell:
-    measured = [(row.length, row.memory.median) for row in rows if row.memory is not None]
+    measured = [(row.length, row.memory) for row in rows if row.memory is not None]
     return _power(growth_power(*zip(*measured, strict=True))) if measured else MISSING
 
 

@@ -74,7 +74,7 @@ class ModelRow:
     #: Steps a second, the same relative to softmax, and bytes above model, optimiser and inputs.
     speed: Spread | None
     relative: Spread | None
-    memory: Spread | None
+    memory: float | None
     not_run: str
 
 
@@ -186,7 +186,7 @@ def _model_row(row: Mapping[str, Any], path: Path) -> ModelRow:
         batch_note=str(row.get("batch_note") or ""),
         speed=_spread(row, "steps_per_second", path),
         relative=_spread(row, "relative", path),
-        memory=_spread(row, "memory", path),
+        memory=finite(row.get("memory")),
         not_run="" if row.get("not_run") is None else str(row["not_run"]),
     )
 

@@ -19,6 +19,7 @@ from klformer.experiments.presets import PRESETS, usual_options
 from klformer.experiments.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
 from klformer.experiments.report.reading import finite, read_object, rows_of
 from klformer.tasks import task_names
+from klformer.training.errors import TrainingError
 from klformer.training.log import read_lines
 
 VARIANCE, EIGENVALUES = "variance.json", "eigenvalues.json"
@@ -228,8 +229,8 @@ def _need(content: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
 def _read_record(path: Path) -> list[dict[str, Any]]:
     try:
         lines = read_lines(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    except (OSError, TrainingError) as error:
+        raise ValueError(str(error)) from error
     if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
         raise ValueError(f"{path} is damaged: a line has no step")
     return lines
