@@ -5,6 +5,7 @@ in the arguments first, and tyro then reads all of them with these defaults.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+import klformer
 from klformer.attention import attention_names, attention_options, build_attention
 from klformer.attention.base import ATTENTIONS
 from klformer.bench.command import main as bench
@@ -36,7 +38,7 @@ from klformer.experiments.report.command import run as write_report
 from klformer.experiments.run import train_run
 from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
-from klformer.training.errors import Interrupted, TrainingError
+from klformer.training.errors import Interrupted, OtherProcessFailedError, TrainingError
 from klformer.training.processes import is_main_process, leave_processes
 from klformer.training.progress import make_reporter
 
@@ -56,6 +58,9 @@ class Settings:
     def experiment(self, task: str, preset_name: str, attention: AttentionConfig, seed: int) -> ExperimentConfig:
         """The full configuration; options of the attention that were not given are the preset's."""
         chosen = {name: getattr(self, name) for name in SETTINGS}
+        if self.data.root is not None:
+            # The run is to find its data from any other folder.
+            chosen["data"] = self.data.model_copy(update={"root": self.data.root.expanduser().absolute()})
         usual = preset(preset_name, task, attention).model_dump()
         return ExperimentConfig.model_validate({**usual, **chosen, "seed": seed})
 
@@ -235,6 +240,9 @@ A first try:  klformer train --task sparsity --attention gmm-rks --training.max-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; errors that are the user's to act on are one line and exit code 1 or 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(f"klformer {klformer.__version__}")
+        return
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         raise SystemExit(0 if arguments else 2)
@@ -253,6 +261,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(describe(error), 2)
     except (DataError, TrainingError) as error:
         _fail(str(error), 1)
+    except OtherProcessFailedError:
+        raise SystemExit(1) from None
+    except BrokenPipeError:
+        # Whoever read the output has left; nothing more can be said, not even by the interpreter at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except (ValueError, TypeError) as error:
         if not _is_ours(error):
             raise
@@ -319,7 +335,7 @@ def _run(command: Any) -> None:
 def _train(command: Train) -> None:
     attention = AttentionConfig.parse(command.attention)
     config = command.experiment(command.task, command.preset, attention, command.seed)
-    folder = command.out / (command.name or run_name(config))
+    folder = command.out.expanduser() / (command.name or run_name(config))
     train_run(config, folder, resume=command.resume, reporter=make_reporter(quiet=command.quiet))
 
 
@@ -332,18 +348,19 @@ def _compare(command: Compare) -> None:
         for seed in command.seeds
         for attention in attentions
     ]
-    results = compare(configs, command.out, reporter=make_reporter(quiet=command.quiet))
+    out = command.out.expanduser()
+    results = compare(configs, out, reporter=make_reporter(quiet=command.quiet))
     if not is_main_process():
         return
-    console = Console(width=max(110, Console().width))
+    console = Console(width=max(120, Console().width))
     console.print(comparison_table(results))
-    console.print(f"runs and {comparison_name(configs[0])} are in {command.out}", highlight=False)
+    console.print(f"runs and {comparison_name(configs[0])} are in {out}", highlight=False)
 
 
 def _evaluate(command: Eval) -> None:
     if command.draws < 1:
         raise ValueError(f"draws must be at least 1, got {command.draws}")
-    reporter = make_reporter(quiet=False)
+    reporter = make_reporter(quiet=not is_main_process())
     run = load_run(command.run, reporter, data_root=command.data_root)
     reporter.say(f"{run.config.task} with {run.config.attention.label()}, best checkpoint, step {run.step}")
     result = run.evaluate(command.split, draws=command.draws)

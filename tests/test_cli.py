@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support import TINY, TINY_MODEL
 
+import klformer
 from klformer import cli
 from klformer.experiments.presets import LAPTOP
 
@@ -77,6 +79,31 @@ def test_compare_takes_no_result_of_other_settings(home, capsys):
     assert json.loads((home / "runs" / "comparison-sparsity0.5-laptop.json").read_text())[0]["steps"] == 8
     error = fails(capsys, 1, *arguments, "--optimiser.learning-rate", "0.5")
     assert "was started with another configuration: optimiser.learning_rate was 0.001, is 0.5" in error
+
+
+def test_compare_goes_on_where_files_are_damaged(home, capsys):
+    arguments = ["compare", "--attentions", "softmax", *TINY]
+    run(capsys, *arguments)
+    result = home / "runs" / "sparsity0.5-laptop-softmax-seed0" / "result.json"
+    whole = json.loads(result.read_text())
+    result.write_text(result.read_text()[:50])
+    out = run(capsys, *arguments)
+    assert "done already" not in out
+    assert json.loads(result.read_text())["test"] == whole["test"]
+
+
+def test_compare_sees_what_is_impossible_before_the_first_run(home, capsys):
+    error = fails(capsys, 2, "compare", "--attentions", "linear-elu", "gmm-rks:num_frequencies=7", *TINY)
+    assert "multiple of num_components=2, got 7" in error
+    assert not (home / "runs").exists()
+
+
+def test_a_run_finds_its_data_from_another_folder(home, capsys, monkeypatch):
+    run(capsys, "train", "--attention", "linear-elu", *TINY, "--data.root", "here", "--out", "runs")
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    assert "45 examples" in run(capsys, "eval", home / "runs" / "sparsity0.5-laptop-linear-elu-seed0")
+    assert list((home / "elsewhere").iterdir()) == []
 
 
 def test_data(home, capsys):
@@ -154,9 +181,15 @@ def test_help_is_for_newcomers(capsys):
     assert "(default: 20000)" in out
 
 
-def test_the_installed_command():
-    script = [sys.executable, "-m", "klformer", "list"]
-    assert "gmm-prf" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "klformer"], [Path(sys.executable).parent / "klformer"]])
+def test_the_installed_command(command):
+    printed = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert printed == f"klformer {klformer.__version__}\n"
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m klformer list | true"
+    assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stderr == ""
 
 
 def test_curves_are_drawn(home, capsys):
@@ -164,8 +197,12 @@ def test_curves_are_drawn(home, capsys):
     runs = sorted((home / "runs").glob("sparsity*"))
     assert "written to c.svg" in run(capsys, "curves", *runs, "--out", "c.svg", "--title", "two runs")
     drawing = (home / "c.svg").read_text()
-    assert "linear-elu" in drawing or "<path" in drawing
+    assert ">linear-elu</text>" in drawing
+    assert ">softmax</text>" in drawing
     assert "is not a run" in fails(capsys, 1, "curves", home)
+    assert "give at least one run" in fails(capsys, 2, "curves")
+    assert "c.xyz must end in one of" in fails(capsys, 2, "curves", *runs, "--out", "c.xyz")
+    assert "nowhere/c.svg: No such file or directory" in fails(capsys, 1, "curves", *runs, "--out", "nowhere/c.svg")
 
 
 def test_profile_says_memory_and_share(capsys):

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
+from klformer.experiments.build import build_model
 from klformer.experiments.config import ExperimentConfig
 from klformer.experiments.labels import run_name, setting_name
 from klformer.experiments.run import finished_result, train_run
+from klformer.tasks import build_task
 from klformer.training.files import write_atomically
 from klformer.training.processes import is_main_process
 from klformer.training.progress import Reporter, SilentReporter
@@ -33,16 +36,25 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
         raise ValueError(f"every run must be named once, got twice: {', '.join(twice)}")
     if not is_main_process():
         reporter = SilentReporter()
+    finished = [finished_result(config, folder / run_name(config)) for config in configs]
+    for config, done in zip(configs, finished, strict=True):
+        if done is None:
+            _check_model(config)
     results = []
-    for number, config in enumerate(configs, start=1):
+    for number, (config, done) in enumerate(zip(configs, finished, strict=True), start=1):
         run_folder = folder / run_name(config)
-        done = finished_result(config, run_folder)
         reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
         results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
     if is_main_process():
         content = json.dumps(results, indent=2) + "\n"
         write_atomically(folder / comparison_name(configs[0]), lambda path: path.write_text(content))
     return results
+
+
+def _check_model(config: ExperimentConfig) -> None:
+    """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
+    with torch.device("meta"):
+        build_model(config, build_task(config.task, config.data))
 
 
 def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -53,9 +65,9 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
         caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
         caption_justify="left",
     )
-    table.add_column("attention", no_wrap=True)
+    table.add_column("attention", overflow="fold")
     for column in ("seeds", "accuracy", "+-", "vote", "best at step", "tokens/s", "train time", "peak memory"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(result["attention"], []).append(result)

@@ -1,6 +1,7 @@
 """The whole description of an experiment: one frozen tree, JSON in and out, unknown keys refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,9 @@ from klformer.attention import attention_names, attention_options
 from klformer.checks import suggestion
 from klformer.tasks import DataConfig, task_names
 from klformer.training.config import Config, OptimiserConfig, ScheduleConfig, TrainingConfig
+
+#: Not one inside of a list: hidden_dims=[8,8].
+COMMA_BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
 
 OptionValue = bool | int | float | str | None | tuple[int, ...]
 
@@ -37,10 +41,12 @@ class AttentionConfig(Config):
         """
         name, _, rest = text.partition(":")
         options: dict[str, OptionValue] = {}
-        for item in filter(None, rest.split(",")):
+        for item in filter(None, COMMA_BETWEEN_OPTIONS.split(rest)):
             key, equals, value = item.partition("=")
             if not equals:
                 raise ValueError(f"attention options look like key=value, got {item!r} in {text!r}")
+            if key in options:
+                raise ValueError(f"an option is given once, got {key!r} twice in {text!r}")
             options[key] = _json_or_word(value)
         config = AttentionConfig(name=name, options=options)
         known = attention_options(name)
@@ -51,7 +57,7 @@ class AttentionConfig(Config):
 
     def label(self) -> str:
         """The text that `parse` takes, for tables and folder names."""
-        options = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(self.options.items()))
+        options = ",".join(f"{key}={_written(value)}" for key, value in sorted(self.options.items()))
         return f"{self.name}:{options}" if options else self.name
 
 
@@ -120,7 +126,7 @@ class ExperimentConfig(Config):
             ValueError: the file is not a valid configuration; the message names it and what is wrong.
         """
         try:
-            return ExperimentConfig.model_validate_json(path.read_text())
+            return ExperimentConfig.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise ValueError(f"{path}: {describe(error)}") from error
 
@@ -136,7 +142,13 @@ def describe(error: ValidationError) -> str:
 
 
 def _json_or_word(text: str) -> Any:
+    # Python's words as well as JSON's.
+    python = {"True": "true", "False": "false", "None": "null"}
     try:
-        return json.loads(text)
+        return json.loads(python.get(text, text))
     except json.JSONDecodeError:
         return text
+
+
+def _written(value: OptionValue) -> str:
+    return json.dumps(value, separators=(",", ":")).strip('"')

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from matplotlib.backend_bases import FigureCanvasBase
 
 from klformer.experiments.config import ExperimentConfig
 from klformer.experiments.folder import CONFIG
@@ -18,7 +19,13 @@ def draw_curves(folders: Sequence[Path], target: Path, *, title: str | None = No
 
     Raises:
         TrainingError: a folder is not a run's, or has nothing to show yet.
+        ValueError: there is no folder, or the target's ending is no format of figures.
     """
+    if not folders:
+        raise ValueError("give at least one run: klformer curves runs/*")
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if target.suffix[1:] not in formats:
+        raise ValueError(f"{target} must end in one of {', '.join(formats)}")
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for number, folder in enumerate(folders):
         if not (folder / CONFIG).is_file():

@@ -6,11 +6,13 @@ config.json is written when data and model are there, just before the first step
 Everything later (evaluation, comparison, analysis, reports) reads such folders and nothing else.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from klformer.experiments.config import ExperimentConfig
 from klformer.tasks import Examples, Split
@@ -25,15 +27,48 @@ LENGTH = {"training.max_steps", "training.max_epochs"}
 MAY_CHANGE = LENGTH | {"training.target_accuracy", "training.keep_checkpoints", "training.log_every", "data.root"}
 
 
-def open_folder(config: ExperimentConfig, folder: Path, resume: bool) -> ExperimentConfig | None:
-    """Make the folder, or check that it holds the same run; returns the configuration that it has so far."""
-    path = folder / CONFIG
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run, or see that it can be written.
+
+    Raises:
+        TrainingError: it can't.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} is not writable")
     except OSError as error:
         raise TrainingError(f"can't write to {folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def only_process_in(folder: Path) -> Iterator[None]:
+    """Keep others from training in the same folder meanwhile.
+
+    Raises:
+        TrainingError: somebody does already.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise TrainingError(f"another process is training in {folder}; wait for it, or give another --name") from error
+    except OSError:
+        pass  # a file system without locks, as some networks have
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def configuration_so_far(config: ExperimentConfig, folder: Path, *, resume: bool) -> ExperimentConfig | None:
+    """The configuration of the run that a folder holds, if any.
+
+    Raises:
+        TrainingError: it is another run, or not to be gone on with.
+    """
+    path = folder / CONFIG
     if not path.exists():
         return None
     if not resume:
@@ -61,32 +96,39 @@ def write_beginning(
     Raises:
         TrainingError: the run was made with other data.
     """
-    data = {split: {"examples": len(examples), "sha256": examples.fingerprint()} for split, examples in splits.items()}
-    path = folder / DATA
-    if before is not None and path.exists():
-        old = _read_fingerprints(path)
-        changed = [
-            f"{split} was {_sizes(old[split])}, is {_sizes(new)}" for split, new in data.items() if new != old[split]
-        ]
-        if changed:
-            raise TrainingError(f"{folder} was started with other data: {'; '.join(changed)}")
-    write_atomically(path, lambda target: target.write_text(json.dumps(data, indent=2) + "\n"))
+    if before is not None:
+        check_same_data(folder, splits)
+    fingerprints = {split: _fingerprint(examples) for split, examples in splits.items()}
+    write_atomically(folder / DATA, lambda target: target.write_text(json.dumps(fingerprints, indent=2) + "\n"))
     if before != config:
         # A result of fewer steps is not that of the run that now goes on.
         (folder / RESULT).unlink(missing_ok=True)
         write_atomically(folder / CONFIG, lambda target: target.write_text(config.to_json()))
 
 
-def _read_fingerprints(path: Path) -> dict[str, Any]:
+def check_same_data(folder: Path, splits: Mapping[Split, Examples]) -> None:
+    """Compare data with that of a run; a run without a record of it is taken at its word.
+
+    Raises:
+        TrainingError: it is other data, or the record is damaged.
+    """
+    path = folder / DATA
+    if not path.exists():
+        return
     try:
-        fingerprints: dict[str, Any] = json.loads(path.read_text())
-        for split in get_args(Split):
-            _sizes(fingerprints[split])
+        recorded = json.loads(path.read_bytes())
+        pairs = {split: (_sizes(recorded[split]), _sizes(_fingerprint(splits[split]))) for split in splits}
     except (ValueError, TypeError, KeyError) as error:
         raise TrainingError(
             f"{path} is damaged; remove it to go on without a check that the data is the same"
         ) from error
-    return fingerprints
+    changed = [f"{split} was {was}, is {now}" for split, (was, now) in pairs.items() if was != now]
+    if changed:
+        raise TrainingError(f"{folder} was started with other data: {'; '.join(changed)}")
+
+
+def _fingerprint(examples: Examples) -> dict[str, Any]:
+    return {"examples": len(examples), "sha256": examples.fingerprint()}
 
 
 def _sizes(split: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ from torch import nn
 
 from klformer.experiments.build import build_model
 from klformer.experiments.config import ExperimentConfig
-from klformer.experiments.folder import CONFIG, INITIAL
-from klformer.tasks import Split, Task, build_task
+from klformer.experiments.folder import CONFIG, INITIAL, check_same_data
+from klformer.tasks import Examples, Split, Task, build_task
 from klformer.training.checkpoint import CheckpointStore, put_weights, read_weights
 from klformer.training.errors import TrainingError
 from klformer.training.evaluation import Evaluation, evaluate
@@ -26,12 +26,26 @@ class LoadedRun:
     task: Task
     model: nn.Module
     step: int
+    #: The data is to be the run's own; not if another folder of data was asked for.
+    own_data: bool
+
+    def examples(self, split: Split) -> Examples:
+        """The examples of a split.
+
+        Raises:
+            TrainingError: they are not those that the run had.
+            DataError: something is wrong with the data.
+        """
+        examples = self.task.load(split)
+        if self.own_data:
+            check_same_data(self.folder, {split: examples})
+        return examples
 
     def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
         """Accuracy on a split, averaged over draws of the frequencies."""
         return evaluate(
             self.model,
-            self.task.load(split),
+            self.examples(split),
             accelerator=accelerator or make_accelerator(self.config.training),
             batch_size=self.config.training.evaluation_batch_size,
             num_classes=self.task.num_classes,
@@ -68,4 +82,4 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     if checkpoint is None:
         raise TrainingError(f"{folder} has no whole checkpoint")
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    return LoadedRun(folder, config, task, model.eval(), checkpoint.step)
+    return LoadedRun(folder, config, task, model.eval(), checkpoint.step, own_data=data_root is None)

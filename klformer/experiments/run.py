@@ -2,8 +2,7 @@
 
 import json
 import platform
-import resource
-import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -15,14 +14,25 @@ from safetensors.torch import save_file
 from torch import nn
 
 import klformer
+from klformer.bench.measure import peak_memory, reset_peak_memory
 from klformer.experiments.build import build_model
 from klformer.experiments.config import ExperimentConfig
-from klformer.experiments.folder import CONFIG, INITIAL, LENGTH, RESULT, changes, open_folder, write_beginning
+from klformer.experiments.folder import (
+    CONFIG,
+    INITIAL,
+    LENGTH,
+    RESULT,
+    changes,
+    configuration_so_far,
+    make_folder,
+    only_process_in,
+    write_beginning,
+)
 from klformer.experiments.labels import attention_label, describe_accuracy
 from klformer.tasks import BucketSampler, Examples, Split, Task, build_task, padding_report
 from klformer.training.errors import TrainingError
 from klformer.training.files import write_atomically
-from klformer.training.processes import make_accelerator
+from klformer.training.processes import make_accelerator, on_main_process
 from klformer.training.progress import Reporter, SilentReporter
 from klformer.training.seeds import derived_seed
 from klformer.training.trainer import Trainer
@@ -40,20 +50,42 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
         DataError: something is wrong with the data.
     """
     accelerator = make_accelerator(config.training)
+    reset_peak_memory(accelerator.device.type)
     if not accelerator.is_main_process:
         reporter = SilentReporter()
-    before = open_folder(config, folder, resume) if accelerator.is_main_process else None
-    accelerator.wait_for_everyone()
+    with ExitStack() as until_done:
+
+        def enter() -> ExperimentConfig | None:
+            make_folder(folder)
+            until_done.enter_context(only_process_in(folder))
+            return configuration_so_far(config, folder, resume=resume)
+
+        before = on_main_process(enter)
+        result = _train(config, before, folder, accelerator, reporter, resume=resume)
+        if accelerator.is_main_process:
+            write_atomically(folder / RESULT, lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
+    reporter.say(f"test accuracy {describe_accuracy(result['test'])} ({result['protocol']})")
+    reporter.say(f"results in {folder}")
+    return result
+
+
+def _train(
+    config: ExperimentConfig,
+    before: ExperimentConfig | None,
+    folder: Path,
+    accelerator: Accelerator,
+    reporter: Reporter,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    """Train and evaluate; `before` is the configuration of a run that goes on."""
     task = build_task(config.task, config.data, quiet=isinstance(reporter, SilentReporter))
-    if accelerator.is_main_process:
-        task.prepare()
-    accelerator.wait_for_everyone()
+    on_main_process(task.prepare)
     # Test as well: what is wrong with it is to be seen before training, not after.
     splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
-    if accelerator.is_main_process and not (before and (folder / INITIAL).exists()):
-        write_atomically(folder / INITIAL, lambda path: save_file(_contiguous(model), path))
+    on_main_process(lambda: _write_initial(model, before, folder))
     trainer = Trainer(
         model,
         splits["train"],
@@ -68,9 +100,8 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
         seed=config.seed,
     )
     going_on = resume and trainer.resume()
-    if accelerator.is_main_process:
-        _check_end(config, before, trainer, folder)
-        write_beginning(config, before, splits, folder)
+    _check_end(config, before, trainer, folder)
+    on_main_process(lambda: write_beginning(config, before, splits, folder))
     _introduce(config, task, model, splits["train"], folder, reporter)
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")
@@ -83,19 +114,26 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
             "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
             "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
         }
-    result = _result(config, task, model, trainer, folder) | result
-    if accelerator.is_main_process:
-        write_atomically(folder / RESULT, lambda path: path.write_text(json.dumps(result, indent=2) + "\n"))
-    reporter.say(f"test accuracy {describe_accuracy(result['test'])} ({task.describe_protocol()})")
-    reporter.say(f"results in {folder}")
-    return result
+    return _result(config, task, model, trainer, folder) | result
+
+
+def _write_initial(model: nn.Module, before: ExperimentConfig | None, folder: Path) -> None:
+    """Keep the weights that a run starts from."""
+    if before is None or not (folder / INITIAL).exists():
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        write_atomically(folder / INITIAL, lambda path: save_file(tensors, path))
 
 
 def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
     """What is in the result.json of a run with exactly this configuration; None if it is not done, or another."""
-    if not (folder / RESULT).exists() or ExperimentConfig.from_file(folder / CONFIG) != config:
+    if not (folder / RESULT).exists() or not (folder / CONFIG).exists():
         return None
-    result: dict[str, Any] = json.loads((folder / RESULT).read_text())
+    if ExperimentConfig.from_file(folder / CONFIG) != config:
+        return None
+    try:
+        result: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
+    except ValueError:  # cut: the run is evaluated again
+        return None
     return result
 
 
@@ -123,10 +161,6 @@ def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | No
             f"note: {'; '.join(changed)}. The cosine schedule depends on the last step and changes from here on: "
             "this is not the run that so many steps from the start would give"
         )
-
-
-def _contiguous(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
 
 
 def _introduce(
@@ -170,16 +204,9 @@ def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Tra
         "train_seconds": progress.seconds,
         "train_tokens": progress.tokens,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
-        "peak_memory_bytes": _peak_memory(),
+        "peak_memory_bytes": peak_memory(trainer.accelerator.device.type),
         "environment": describe_environment(trainer.accelerator),
     }
-
-
-def _peak_memory() -> int:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def describe_environment(accelerator: Accelerator) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Split = Literal["train", "validation", "test"]
 class DataConfig(BaseModel):
     """Where the data is, how it is split and how much of it is used."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     root: Path | None = None
     """Folder of the data. Default: the environment variable KLFORMER_DATA, else klformer in the user's cache folder."""

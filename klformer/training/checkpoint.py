@@ -4,13 +4,14 @@
     checkpoints/best-00000400/   weights.safetensors, manifest.json                             to evaluate
 
 A checkpoint is written to a temporary folder, synced to disk and renamed; the manifest holds the SHA-256 of every
-file. A folder without a manifest, or with a file that does not match it, is torn or tampered with, and passed over with
-a message.
+file, and of itself. A folder without a manifest, or with a file that does not match it, is torn or tampered with, and
+passed over with a message.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -111,7 +112,8 @@ class CheckpointStore:
                     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary / name)
                     digests[name] = _sync_and_digest(temporary / name)
                 manifest = {"step": step, "files": digests, "info": dict(info)}
-                (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+                sealed = manifest | {"sha256": _digest_of(manifest)}
+                (temporary / MANIFEST).write_text(json.dumps(sealed, indent=2) + "\n")
                 _sync_and_digest(temporary / MANIFEST)
                 if target.exists():
                     shutil.rmtree(target)
@@ -126,18 +128,17 @@ class CheckpointStore:
     def newest(self, kind: str, *, up_to: int | None = None) -> Checkpoint | None:
         """The newest whole checkpoint of a kind, up to a step; those that are not whole are named and passed over."""
         for folder in reversed(self._folders(kind, up_to)):
-            problem = _problem(folder)
-            if problem is None:
-                manifest = json.loads((folder / MANIFEST).read_text())
-                return Checkpoint(folder, manifest["step"], manifest["info"])
-            self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
+            try:
+                return _open(folder)
+            except _NotWhole as problem:
+                self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
         return None
 
     def remove_after(self, kind: str, step: int) -> None:
-        """Remove what is newer than the step that a run goes on from, all of which was passed over."""
+        """Remove what is newer than the step that a run goes on from: it is torn, or will be made again."""
         for folder in self._folders(kind)[len(self._folders(kind, step)) :]:
             shutil.rmtree(folder)
-            self._say(f"removed {folder}")
+            self._say(f"removed {folder}, the run goes on from step {step}")
 
     def prune(self, kind: str, keep: int, *, up_to: int) -> None:
         """Remove all but the newest `keep` of a kind up to a step, and what interrupted writes left behind."""
@@ -149,7 +150,9 @@ class CheckpointStore:
     def _folders(self, kind: str, up_to: int | None = None) -> list[Path]:
         """The folders of a kind, whole or not, oldest first."""
         last = None if up_to is None else _name(kind, up_to)
-        return sorted(folder for folder in self.folder.glob(f"{kind}-*") if last is None or folder.name <= last)
+        ours = re.compile(f"{kind}-[0-9]{{8}}")
+        found = [folder for folder in self.folder.glob(f"{kind}-*") if ours.fullmatch(folder.name) and folder.is_dir()]
+        return sorted(folder for folder in found if last is None or folder.name <= last)
 
     def _what_is_safe(self) -> str:
         newest = self.newest("step")
@@ -176,19 +179,31 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _problem(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is whole."""
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+class _NotWhole(Exception):  # noqa: N818 - found and passed over
+    """What is wrong with a checkpoint."""
+
+
+def _open(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, if it is as it was written."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-        for name, digest in files.items():
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
+            raise _NotWhole(f"{MANIFEST} does not match its checksum")
+        for name, digest in manifest["files"].items():
             with (folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    return f"{name} does not match its checksum"
+                    raise _NotWhole(f"{name} does not match its checksum")
+    except ValueError as error:
+        raise _NotWhole(f"{MANIFEST} is not readable") from error
     except FileNotFoundError as error:
-        return f"{Path(str(error.filename)).name} is missing"
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} is not readable"
-    return None
+        raise _NotWhole(f"{Path(str(error.filename)).name} is missing") from error
+    except OSError as error:
+        raise _NotWhole(str(error)) from error
+    return Checkpoint(folder, manifest["step"], manifest["info"])
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from klformer.training.errors import TrainingError
 from klformer.training.files import write_atomically, writing
 
 
@@ -80,9 +81,18 @@ class _Events:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line that a crash cut off is left out."""
+    """The lines of a metrics.jsonl, none if there is no such file; a last line that a crash cut off is left out.
+
+    Raises:
+        TrainingError: another line is damaged.
+    """
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    whole = [line for line in lines[:-1] if line]
-    return [json.loads(line) for line in whole]
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            found.append(json.loads(line))
+            found[-1]["kind"], found[-1]["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise TrainingError(f"{path}, line {number} is damaged; remove the line to go on without it") from error
+    return found

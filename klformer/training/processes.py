@@ -1,9 +1,16 @@
 """One process or several: what accelerate and torchrun make of them."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.utils import broadcast_object_list
 
 from klformer.training.config import TrainingConfig
+from klformer.training.errors import OtherProcessFailedError
+
+Result = TypeVar("Result")
 
 
 def make_accelerator(training: TrainingConfig) -> Accelerator:
@@ -14,6 +21,29 @@ def make_accelerator(training: TrainingConfig) -> Accelerator:
 def is_main_process() -> bool:
     """Whether this is the only process, or the one of several that writes and speaks."""
     return PartialState(cpu=not torch.cuda.is_available()).is_main_process
+
+
+def on_main_process(do: Callable[[], Result]) -> Result:
+    """Let the main process do something; all get its result.
+
+    Raises:
+        OtherProcessFailedError: in the other processes, if it failed there. Its own error is raised in the main one.
+    """
+    if PartialState(cpu=not torch.cuda.is_available()).num_processes == 1:
+        return do()
+    outcome: list[Result | OtherProcessFailedError | None] = [None]
+    error: Exception | None = None
+    if is_main_process():
+        try:
+            outcome[0] = do()
+        except Exception as caught:
+            error, outcome[0] = caught, OtherProcessFailedError()
+    broadcast_object_list(outcome)
+    if error is not None:
+        raise error
+    if isinstance(outcome[0], OtherProcessFailedError):
+        raise outcome[0]
+    return outcome[0]  # type: ignore[return-value]
 
 
 def leave_processes() -> None:

@@ -11,7 +11,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -89,14 +88,14 @@ class LiveReporter(Reporter):
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("[bold]train"),
-            BarColumn(),
+            # The bar takes what the figures leave: of 80 columns, little.
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  {task.fields[speed]} tokens/s"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("loss {task.fields[loss]} accuracy {task.fields[accuracy]} {task.fields[speed]} tokens/s"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=Console(),
+            expand=True,
         )
         self._task: TaskID | None = None
 

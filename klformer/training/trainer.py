@@ -56,13 +56,13 @@ class Progress:
 
 @dataclass
 class StepTotals:
-    """Sums over the steps since the last line of the log, over all processes."""
+    """Sums over the steps since the last line of the log, over all processes; saved with every checkpoint."""
 
     loss: float = 0.0
     correct: float = 0.0
     examples: int = 0
     tokens: int = 0
-    since: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
 
 
 class Trainer:
@@ -118,7 +118,7 @@ class Trainer:
         )
         self.wrapped, self.optimiser = accelerator.prepare(self.model, adamw)
         self.store = CheckpointStore(folder / "checkpoints", reporter.say)
-        self.progress = Progress()
+        self.progress, self.totals = Progress(), StepTotals()
         # The signal that this process got. Other processes may not have got it: only what all agree on is acted on.
         self._signal = 0
 
@@ -139,12 +139,14 @@ class Trainer:
         checkpoint = self.store.newest("step")
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            self.store.remove_after("step", 0 if checkpoint is None else checkpoint.step)
+            for kind in ("step", "best", *map(milestone, MILESTONES)):
+                self.store.remove_after(kind, 0 if checkpoint is None else checkpoint.step)
         if checkpoint is None:
             return False
         self._load_weights(checkpoint)
         load_optimiser_tensors(self.model, self._plain_optimiser(), checkpoint.optimiser())
         self.progress = Progress(**checkpoint.info["progress"])
+        self.totals = StepTotals(**checkpoint.info["totals"])
         if self.accelerator.scaler is not None and "scaler" in checkpoint.info:
             self.accelerator.scaler.load_state_dict(checkpoint.info["scaler"])
         return True
@@ -172,7 +174,7 @@ class Trainer:
 
     def load_best(self) -> None:
         """Put the weights with the best validation accuracy into the model, or the last ones if those are damaged."""
-        best = self.store.newest("best", up_to=self.progress.step)
+        best = self.store.newest("best", up_to=self.progress.best_step)
         if best is None:
             best = self.store.newest("step")
             if best is None:
@@ -196,19 +198,19 @@ class Trainer:
         return f"training is complete ({self.progress.step} steps), its evaluation was interrupted; --resume evaluates"
 
     def _loop(self, log: MetricsLog | None) -> None:
-        totals = StepTotals()
         self.wrapped.train()
         for step, indices in self._batches():
             started = time.monotonic()
-            stop = self._one_step(step, indices, totals)
+            stop = self._one_step(step, indices)
+            seconds = time.monotonic() - started
             self.progress.step = step
-            self.progress.seconds += time.monotonic() - started
+            self.progress.seconds += seconds
+            self.totals.seconds += seconds
             last = step == self.total_steps
             if step % self.training.log_every == 0 or last:
-                totals = self._write_totals(log, totals)
+                self._write_totals(log)
             if step % self.training.evaluate_every == 0 or last:
                 self._validate(log)
-                totals.since = time.monotonic()
                 stop = self._any_signal()
             if step % self.training.checkpoint_every == 0 or self.is_done or stop:
                 self._save()
@@ -243,7 +245,7 @@ class Trainer:
         share = np.array_split(indices, self.accelerator.num_processes)[self.accelerator.process_index]
         return (share, 1.0) if len(share) else (indices[:1], 0.0)
 
-    def _one_step(self, step: int, indices: np.ndarray[Any, Any], totals: StepTotals) -> bool:
+    def _one_step(self, step: int, indices: np.ndarray[Any, Any]) -> bool:
         """One update with a batch of all processes; returns whether a process was asked to stop."""
         accelerator, training = self.accelerator, self.training
         if training.resample_every is not None and step % training.resample_every == 0:
@@ -281,6 +283,7 @@ class Trainer:
             raise TrainingError(self._not_finite(step, f"norm of the gradient is {norm}", indices))
         self.optimiser.step()
         self.optimiser.zero_grad()
+        totals = self.totals
         totals.loss += loss_sum
         totals.correct += correct
         totals.examples += len(indices)
@@ -296,16 +299,15 @@ class Trainer:
             f"{', '.join(map(str, indices.tolist()))}. A lower learning rate or training.clip_norm may help."
         )
 
-    def _write_totals(self, log: MetricsLog | None, totals: StepTotals) -> StepTotals:
-        seconds = time.monotonic() - totals.since
+    def _write_totals(self, log: MetricsLog | None) -> None:
+        totals, self.totals = self.totals, StepTotals()
         loss, accuracy = totals.loss / totals.examples, totals.correct / totals.examples
-        speed = totals.tokens / max(seconds, 1e-9)
+        speed = totals.tokens / max(totals.seconds, 1e-9)
         step = self.progress.step
         self.reporter.step(step, loss=loss, accuracy=accuracy, tokens_per_second=speed)
         if log is not None:
             rate = self.optimiser.param_groups[0]["lr"]
             log.write("train", step, loss=loss, accuracy=accuracy, learning_rate=rate, tokens_per_second=speed)
-        return StepTotals()
 
     def _validate(self, log: MetricsLog | None) -> None:
         """Evaluate, and keep the model if it is the best so far."""
@@ -343,7 +345,9 @@ class Trainer:
         if self.accelerator.is_main_process:
             files = {WEIGHTS: self._weights(), OPTIMISER: optimiser_tensors(self.model, self._plain_optimiser())}
             scaler = self.accelerator.scaler
-            info = {"progress": vars(self.progress)} | ({} if scaler is None else {"scaler": scaler.state_dict()})
+            info: dict[str, Any] = {"progress": vars(self.progress), "totals": vars(self.totals)}
+            if scaler is not None:
+                info["scaler"] = scaler.state_dict()
             self.store.save("step", self.progress.step, files, info)
             self.store.prune("step", self.training.keep_checkpoints, up_to=self.progress.step)
         self.accelerator.wait_for_everyone()

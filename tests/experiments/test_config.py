@@ -62,6 +62,10 @@ def test_attentions_with_options():
     assert parsed == AttentionConfig(name="gmm-prf", options={"frozen": True, "num_frequencies": 8, "init": "identity"})
     assert AttentionConfig.parse(parsed.label()) == parsed
     assert AttentionConfig.parse("softmax").label() == "softmax"
+    generative = AttentionConfig.parse("generative-rks:hidden_dims=[8,16],num_frequencies=4")
+    assert generative.options == {"hidden_dims": (8, 16), "num_frequencies": 4}
+    assert AttentionConfig.parse(generative.label()) == generative
+    assert AttentionConfig.parse("gmm-rks:frozen=True") == AttentionConfig.parse("gmm-rks:frozen=true")
     chosen = preset("laptop", "text", parsed).attention.options
     assert chosen == {"num_frequencies": 8, "frozen": True, "init": "identity"}
 
@@ -72,6 +76,7 @@ def test_attentions_with_options():
         ("gmm-rsk", "did you mean 'gmm-rks'"),
         ("gmm-rks:frozen", "key=value, got 'frozen'"),
         ("gmm-rks:frosen=true", "no option 'frosen'; did you mean 'frozen'"),
+        ("gmm-rks:frozen=true,frozen=false", "an option is given once, got 'frozen' twice"),
         ("softmax:frozen=true", "softmax has no option 'frozen'"),
     ],
 )
@@ -89,6 +94,11 @@ def test_unknown_keys_and_bad_values_are_refused():
     with pytest.raises(ValidationError) as caught:
         ExperimentConfig.model_validate(config)
     assert describe(caught.value) == "model.dropout: Input should be less than 1, got 2.0"
+    config["model"]["dropout"] = 0.0
+    config["optimiser"]["weight_decay"] = float("inf")
+    with pytest.raises(ValidationError) as caught:
+        ExperimentConfig.model_validate(config)
+    assert describe(caught.value) == "optimiser.weight_decay: Input should be a finite number, got inf"
 
 
 def test_a_run_must_end():
@@ -102,6 +112,9 @@ def test_bad_files_are_named(tmp_path):
     path = tmp_path / "config.json"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"config.json: task: Field required"):
+        ExperimentConfig.from_file(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"config.json: Invalid JSON"):
         ExperimentConfig.from_file(path)
 
 

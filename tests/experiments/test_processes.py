@@ -78,6 +78,19 @@ def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_one_process_finds_wrong_is_said_once(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    command = train_command(tmp_path, "run", processes=2)
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("holds a run already; --resume goes on with it") == 1
+    assert "gloo" not in done.stderr
+
+
+@pytest.mark.slow
 def test_two_processes_compare_and_one_of_them_speaks(tmp_path):
     command = tiny_command(tmp_path, "compare", "--attentions", "linear-elu", "softmax", processes=2)
     for round_ in ("trains", "finds what is done"):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -25,6 +26,7 @@ from run_support import (
 
 import klformer
 from klformer.experiments import run as run_module
+from klformer.experiments.folder import only_process_in
 from klformer.experiments.run import train_run
 from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
@@ -130,9 +132,23 @@ def test_torn_checkpoints_do_not_push_out_whole_ones(tmp_path, monkeypatch):
         with pytest.raises(Interrupted, match="stopped after step 7, state saved"):
             train_run(tiny(tmp_path), folder, resume=True, reporter=listener)
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-00000006", "step-00000007"}
-    assert f"removed {folder}/checkpoints/step-00000010" in listener.said
+    assert f"removed {folder}/checkpoints/step-00000010, the run goes on from step 6" in listener.said
     train_run(tiny(tmp_path), folder, resume=True, reporter=listener)
     assert "going on after step 7" in listener.said
+
+
+def test_the_best_model_is_one_of_the_run_that_went_on(tmp_path):
+    folder, listener = tmp_path / "run", Listener()
+    train_run(tiny(tmp_path, max_steps=8, evaluate_every=5), folder, resume=False, reporter=SilentReporter())
+    checkpoints = folder / "checkpoints"
+    # As if the run had been killed between an evaluation and the checkpoint after it.
+    shutil.rmtree(checkpoints / "step-00000008")
+    if not (checkpoints / "best-00000008").exists():
+        shutil.copytree(next(checkpoints.glob("best-*")), checkpoints / "best-00000008")
+    result = train_run(tiny(tmp_path, evaluate_every=5), folder, resume=True, reporter=listener)
+    assert f"removed {checkpoints}/best-00000008, the run goes on from step 6" in listener.said
+    best = CheckpointStore(checkpoints, print).newest("step").info["progress"]["best_step"]
+    assert result["best_step"] == best != 8
 
 
 def test_a_damaged_best_model_is_not_the_end(tmp_path):
@@ -169,6 +185,24 @@ def test_a_target_that_a_run_is_above_already_is_refused(tmp_path):
     assert contents(folder) == before
     longer = tiny(tmp_path, max_steps=12, target_accuracy=0.99)
     assert train_run(longer, folder, resume=True, reporter=SilentReporter())["steps"] == 12
+
+
+def test_one_process_at_a_time(tmp_path):
+    config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
+    folder.mkdir()
+    with only_process_in(folder), pytest.raises(TrainingError, match=r"another process is training in .*/run; wait"):
+        train_run(config, folder, resume=True, reporter=SilentReporter())
+    assert train_run(config, folder, resume=True, reporter=SilentReporter())["steps"] == 2
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path, max_steps=5), folder, resume=False, reporter=SilentReporter())
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl, line 2 is damaged; remove the line"):
+        train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
 
 
 def accelerator_with_scaler(config):

@@ -1,7 +1,9 @@
 """Runs from beginning to end, and read back."""
 
 import json
+import resource
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -50,6 +52,36 @@ def test_a_run_reads_back_and_evaluates_the_same(tmp_path):
     assert again.as_dict() == result["test"]
     with pytest.raises(TrainingError, match=r"is not a run: it has no config\.json"):
         load_run(tmp_path, SilentReporter())
+
+
+def test_speed_does_not_count_evaluation(tmp_path):
+    config = tiny(tmp_path, log_every=5, evaluate_every=4)
+    result = train_run(config, tmp_path / "run", resume=False, reporter=SilentReporter())
+    speeds = [r["tokens_per_second"] for r in read_lines(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    seconds = sum(5 * 16 * 9 / speed for speed in speeds)  # 5 steps of 16 sequences of 9 tokens
+    assert len(speeds) == 2
+    assert seconds == pytest.approx(result["train_seconds"])
+    assert result["tokens_per_second"] == pytest.approx(10 * 16 * 9 / result["train_seconds"])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can forget the peak of a process")
+def test_peak_memory_is_the_runs_own(tmp_path):
+    torch.ones(150 * 2**20).sum()  # 600 MiB, given back
+    before = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = train_run(tiny(tmp_path, max_steps=2), tmp_path / "run", resume=False, reporter=SilentReporter())
+    assert result["peak_memory_bytes"] < before - 300 * 2**20
+
+
+def test_other_data_is_not_taken_for_the_runs(tmp_path):
+    config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
+    train_run(config, folder, resume=False, reporter=SilentReporter())
+    recorded = json.loads((folder / "data.json").read_text())
+    recorded["test"]["sha256"] = "0" * 64
+    (folder / "data.json").write_text(json.dumps(recorded))
+    with pytest.raises(TrainingError, match=r"other data: test was 45 examples \(sha256 0{12}\), is 45 examples"):
+        load_run(folder, SilentReporter()).evaluate("test", draws=1)
+    load_run(folder, SilentReporter()).evaluate("validation", draws=1)
+    load_run(folder, SilentReporter(), data_root=tmp_path / "data").evaluate("test", draws=1)
 
 
 def test_a_configuration_that_does_not_fit_the_weights_is_named(tmp_path):

@@ -5,12 +5,22 @@ import signal
 
 import pytest
 from disk_support import small_disk
-from run_support import assert_same_state, calling_at, contents, final_state, poison_gradients, terminate, tiny
+from run_support import (
+    assert_same_state,
+    calling_at,
+    contents,
+    final_state,
+    poison_gradients,
+    terminate,
+    tiny,
+    without_speed,
+)
 
 from klformer.experiments.run import train_run
 from klformer.tasks import DataError
 from klformer.training import trainer as trainer_module
 from klformer.training.errors import Interrupted, TrainingError
+from klformer.training.log import read_lines
 from klformer.training.progress import SilentReporter
 
 
@@ -85,7 +95,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(tmp_path,
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
-    config = tiny(tmp_path, schedule=schedule)
+    config = tiny(tmp_path, schedule=schedule, log_every=4)
     train_run(config, tmp_path / "straight", resume=False, reporter=SilentReporter())
     scores, calls = trainer_module.class_scores, []
 
@@ -102,6 +112,8 @@ def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     train_run(config, tmp_path / "run", resume=True, reporter=SilentReporter())
     assert_same_state(final_state(tmp_path / "straight"), final_state(tmp_path / "run"))
+    logs = [without_speed(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("straight", "run")]
+    assert logs[0] == logs[1]
 
 
 def test_interrupting_the_final_evaluation_says_that_training_is_complete(tmp_path, monkeypatch):

@@ -59,7 +59,12 @@ def test_what_is_newer_than_the_step_is_not_counted(store, said):
     assert sorted(p.name[-2:] for p in store.folder.iterdir()) == ["02", "03", "40", "50"]
     store.remove_after("step", 3)
     assert sorted(p.name[-2:] for p in store.folder.iterdir()) == ["02", "03"]
-    assert said == [f"removed {store.folder}/step-000000{step}" for step in (40, 50)]
+    assert said == [f"removed {store.folder}/step-000000{step}, the run goes on from step 3" for step in (40, 50)]
+
+
+def edit_manifest(folder, **changes):
+    path = folder / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,13 @@ def test_what_is_newer_than_the_step_is_not_counted(store, said):
         (lambda folder: (folder / WEIGHTS).unlink(), "weights.safetensors is missing"),
         (lambda folder: (folder / MANIFEST).unlink(), "manifest.json is missing"),
         (lambda folder: (folder / MANIFEST).write_text("{"), "manifest.json is not readable"),
-        (lambda folder: (folder / MANIFEST).write_text("[]"), "manifest.json is not readable"),
+        (lambda folder: (folder / MANIFEST).write_text("[]"), "manifest.json does not match its checksum"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff\xfe"), "manifest.json is not readable"),
+        (lambda folder: edit_manifest(folder, step=7), "manifest.json does not match its checksum"),
+        (lambda folder: edit_manifest(folder, files={}), "manifest.json does not match its checksum"),
+        (lambda folder: edit_manifest(folder, info={}), "manifest.json does not match its checksum"),
+        (lambda folder: edit_manifest(folder, sha256=None), "manifest.json does not match its checksum"),
+        (lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()), "Is a directory"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_message(store, said, damage, message):
@@ -79,6 +90,21 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(store, said, damage,
     assert len(said) == 1
     assert message in said[0]
     assert "step-00000002" in said[0]
+
+
+def test_what_others_put_there_is_left_alone(store):
+    kept = save(store, 1)
+    (store.folder / "step-notes.txt").write_text("mine")
+    (store.folder / "step-00000006-keep").mkdir()
+    (store.folder / "step-00000007").write_text("a file")
+    assert store.newest("step").folder == kept
+    store.remove_after("step", 0)
+    store.prune("step", 1, up_to=9)
+    assert sorted(path.name for path in store.folder.iterdir()) == [
+        "step-00000006-keep",
+        "step-00000007",
+        "step-notes.txt",
+    ]
 
 
 def test_one_flipped_bit_is_seen(store):

@@ -108,7 +108,7 @@ def _open(folder: Path, data_root: Path | None, examples: int, reporter: Reporte
         raise ValueError(f"{folder}: gradients are defined for classifiers of single sequences, not of pairs")
     if not loaded.config.training.keep_milestones:
         raise TrainingError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones")
-    validation = loaded.task.load("validation")
+    validation = loaded.examples("validation")
     store = CheckpointStore(folder / "checkpoints", reporter.say)
     found = {percent: store.newest(milestone(percent)) for percent in MILESTONES}
     return Examined(

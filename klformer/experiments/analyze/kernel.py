@@ -163,7 +163,7 @@ def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, 
 
 
 def _attention(loaded: LoadedRun, example: int, draws: int) -> tuple[list[dict[str, Any]], Figure]:
-    examples = loaded.task.load("validation")
+    examples = loaded.examples("validation")
     if not 0 <= example < len(examples):
         raise ValueError(f"example must be at least 0 and below {len(examples)}, got {example}")
     batch = collate(examples, np.array([example]))

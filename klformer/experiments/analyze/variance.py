@@ -81,7 +81,7 @@ def run(options: VarianceAnalysis) -> None:
         if not has_noise(loaded.model):
             reporter.say(f"{folder}: {loaded.config.attention.name} has nothing that is drawn at random; left out")
             continue
-        examples = loaded.task.load(options.split)
+        examples = loaded.examples(options.split)
         if limit is not None:
             examples = examples.take(np.arange(min(limit, len(examples))))
         key = _fingerprint(loaded, examples)
