@@ -109,21 +109,40 @@ class Arrays(ImageSource):
 
 
 class PngFolder(ImageSource):
-    """`{train,test}/CLASS/*.png`: ten folders of images, classes in the order of their names."""
+    """`{train,test}/CLASS/*.png`: ten folders of images, of the same names in both, classes in their order."""
 
     def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        folder = self.folder / part
-        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        if len(classes) != _NUM_CLASSES:
-            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(classes)}", file=folder)
         pixels, labels = [], []
-        for label, class_folder in enumerate(classes):
+        for label, name in enumerate(self._class_names()):
+            class_folder = self.folder / part / name
             paths = sorted(class_folder.glob("*.png"))
             if not paths:
                 raise DataError("has no images (*.png)", file=class_folder)
             pixels += [self._image(path) for path in paths]
             labels += [label] * len(paths)
         return np.stack(pixels), np.asarray(labels, np.int64)
+
+    def _class_names(self) -> list[str]:
+        """Names of the classes, sorted. A class must have one number in train and test, and so the names be the same.
+
+        Raises:
+            DataError: there are not ten folders, or train and test name them differently.
+        """
+        train, test = (self._folder_names(self.folder / part) for part in ("train", "test"))
+        if train != test:
+            missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))
+            raise DataError(
+                f"must hold folders of the same names as train; missing: {missing}; extra: {extra}",
+                file=self.folder / "test",
+            )
+        return train
+
+    @staticmethod
+    def _folder_names(folder: Path) -> list[str]:
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if len(names) != _NUM_CLASSES:
+            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(names)}", file=folder)
+        return names
 
     @staticmethod
     def _image(path: Path) -> Pixels:

@@ -222,6 +222,16 @@ def test_damaged_folders(tmp_path, images):
         task(tmp_path).load("test")
 
 
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_classes_have_the_same_names_in_both_parts(tmp_path, images, split):
+    write_pngs(tmp_path, images)
+    (tmp_path / "test" / "class4").rename(tmp_path / "test" / "bird")
+    with pytest.raises(
+        DataError, match=r"test: must hold folders of the same names as train; missing: class4; extra: bird$"
+    ):
+        task(tmp_path).load(split)
+
+
 def test_the_hub_comes_last(tmp_path, monkeypatch, images):
     rgb, labels = images
     rows = {"img": [Picture.fromarray(pixels) for pixels in rgb], "label": labels.tolist()}
