@@ -92,7 +92,7 @@ def test_damaged_trees(tree, damage, problem):
 def write_table(path, rows, header=("id", "text", "label")):
     if path.suffix == ".parquet":
         columns = zip(*rows, strict=True) if rows else [[] for _ in header]
-        parquet.write_table(pyarrow.table(dict(zip(header, map(list, columns), strict=True))), path)
+        parquet.write_table(pyarrow.table([pyarrow.array(column) for column in columns], names=header), path)
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
@@ -146,6 +146,19 @@ def test_malformed_tables(tmp_path, content, problem):
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
     (tmp_path / "train.csv").write_bytes(b"\xef\xbb\xbftext,label\na,1\n")
+    assert contents(task(tmp_path).load("train")) == [("a", 1)]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+@pytest.mark.parametrize("twice", ["text", "label"])
+def test_a_needed_column_is_there_once(tmp_path, suffix, twice):
+    write_table(tmp_path / f"train{suffix}", [("a", "1", "b")], header=("text", "label", twice))
+    with pytest.raises(
+        DataError,
+        match=rf"train\{suffix}.*: must have one column '{twice}', got 2; its columns are text, label, {twice}",
+    ):
+        task(tmp_path).load("train")
+    write_table(tmp_path / f"train{suffix}", [("x", "a", "1", "y")], header=("id", "text", "label", "id"))
     assert contents(task(tmp_path).load("train")) == [("a", 1)]
 
 
