@@ -148,7 +148,7 @@ def _reviews(folder: Path) -> list[Path]:
     """The reviews of a folder by their number.
 
     Raises:
-        DataError: there are none, or numbers are missing, as after an interrupted unpacking.
+        DataError: there are none, or numbers are missing, as after an interrupted unpacking, or there twice.
     """
     if not folder.is_dir():
         raise DataError("the folder of reviews is missing", file=folder)
@@ -162,7 +162,12 @@ def _reviews(folder: Path) -> list[Path]:
         raise DataError("has no reviews (*.txt)", file=folder)
     numbered.sort()
     for expected, (number, path) in enumerate(numbered):
-        if number != expected:
+        if number < expected:
+            twice = f"{numbered[expected - 1][1].name} and {path.name}"
+            raise DataError(
+                f"review {number} is there twice, {twice}; unpack the archive into an empty folder", file=folder
+            )
+        if number > expected:
             raise DataError(
                 f"review {expected} is missing, {path.name} comes instead; unpack the archive again", file=folder
             )

@@ -76,7 +76,14 @@ def test_protocols(tree):
     ("damage", "problem"),
     [
         (lambda folder: (folder / "0_7.txt").unlink(), "neg: review 0 is missing, 1_7.txt comes instead; unpack"),
-        (lambda folder: (folder / "1_9.txt").write_text("twice"), "neg: review 2 is missing, 1_9.txt"),
+        (
+            lambda folder: (folder / "1_9.txt").write_text("twice"),
+            r"neg: review 1 is there twice, 1_7\.txt and 1_9\.txt; unpack",
+        ),
+        (
+            lambda folder: (folder / "0_10.txt").write_text("twice, and more follow"),
+            r"neg: review 0 is there twice, 0_10\.txt and 0_7\.txt; unpack",
+        ),
         (lambda folder: (folder / "notes.txt").write_text("x"), r"notes.txt: a review must be named ID_RATING.txt"),
         (lambda folder: (folder / "0_7.txt").write_text(""), "0_7.txt: the review is empty"),
         (lambda folder: [path.unlink() for path in folder.iterdir()], r"neg: has no reviews"),
@@ -172,6 +179,13 @@ def test_malformed_parquet(tmp_path):
         task(tmp_path).load("train")
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DataError, match=r"train\.parquet: is not a whole parquet file"):
+        task(tmp_path).load("train")
+
+
+@pytest.mark.parametrize(("text", "kind"), [(b"a", "binary"), (3, "int64")])
+def test_a_parquet_column_that_is_not_text(tmp_path, text, kind):
+    write_table(tmp_path / "train.parquet", [(text, 1)], header=("text", "label"))
+    with pytest.raises(DataError, match=rf"train\.parquet: the column 'text' must hold text \(string\), got {kind}$"):
         task(tmp_path).load("train")
 
 
