@@ -78,7 +78,7 @@ class ListOps(Task):
     def prepare(self) -> None:
         if self._found() or self._generated.is_complete:
             return
-        self._generated.clear_interrupted(quiet=self.quiet)
+        self._generated.open(quiet=self.quiet)
         # Train is last, so that validation and test are the same for every size of it.
         settings = self._generated.settings
         sizes: dict[Split, int] = {

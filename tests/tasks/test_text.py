@@ -2,11 +2,13 @@
 
 import csv
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow
 import pytest
 from pyarrow import parquet
+from user_support import plain_user
 
 from klformer.tasks import DataConfig, DataError, Text
 
@@ -94,6 +96,17 @@ def test_damaged_trees(tree, damage, problem):
     damage(tree / "aclImdb" / "train" / "neg")
     with pytest.raises(DataError, match=problem):
         task(tree).load("train")
+
+
+def test_a_folder_of_reviews_that_can_not_be_read(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    for path in (tree, *tree.rglob("*")):
+        path.chmod(0o755)
+    locked = tree / "aclImdb" / "train" / "neg"
+    locked.chmod(0)
+    with plain_user(), pytest.raises(DataError, match=r"^aclImdb/train/neg: can't be read: Permission denied"):
+        task(Path()).load("train")
+    locked.chmod(0o755)
 
 
 def write_table(path, rows, header=("id", "text", "label")):
