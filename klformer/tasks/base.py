@@ -107,7 +107,8 @@ class Task(ABC):
         return True
 
     def unusual_sizes(self) -> list[str]:
-        """A sentence for each part that was read and has another size than the official file: it may be cut."""
+        """Notes for the user: a sentence for each part that was read and has another size than the official file, as it
+        may be cut, and whatever else a task finds worth saying of its files."""
         if not self.is_official():
             return []
         return [

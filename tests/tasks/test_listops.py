@@ -126,7 +126,13 @@ def test_evaluation_does_not_depend_on_the_size_of_train(tmp_path):
 def test_num_examples_prefers_generation(tmp_path):
     for name in ("train", "val", "test"):
         write(tmp_path / f"basic_{name}.tsv", HEADER + ROW)
-    assert len(generated(tmp_path).load("train")) == 30
+    task = generated(tmp_path)
+    assert len(task.load("train")) == 30
+    (note,) = task.unusual_sizes()
+    assert note == (
+        f"the files in {tmp_path} are not read: data.num_examples=30 asks for generated expressions; "
+        "--data.num-examples None --data.max-len 2000 reads them"
+    )
 
 
 def test_is_generated_once(tmp_path):
@@ -189,6 +195,7 @@ def test_files_that_are_read_have_an_official_size_and_generated_ones_their_own(
     generate = generated(tmp_path / "here")
     generate.load("test")
     assert generate.unusual_sizes() == []
+    assert generated(tmp_path / "here").unusual_sizes() == [], "generated files are not left out"
     folder = tmp_path / "archive"
     write(folder / "basic_test.tsv", HEADER + ROW)
     read = ListOps(DataConfig(root=folder))
