@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from klformer.experiments.profile import profile_padding, profile_step
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.command import run as write_report
 from klformer.experiments.run import train_run
-from klformer.tasks import TASKS, DataConfig, DataError, build_task, task_names
+from klformer.tasks import TASKS, DataConfig, DataError, Task, build_task, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.errors import Interrupted, OtherProcessFailedError, TrainingError
 from klformer.training.processes import is_main_process, leave_processes
@@ -144,17 +144,19 @@ class Eval:
 class Data:
     """Generate data, check it, or say where it is.
 
-    Examples:
+    The data is that of `train` with the same task, preset and `--data.*`. Examples:
 
       klformer data where
       klformer data generate --task listops
-      klformer data check --task text --data.root ~/data
+      klformer data check --task text --preset paper --data.root ~/data
     """
 
     action: tyro.conf.Positional[Literal["where", "generate", "check"]]
-    """where: say what each task reads. generate: make what can be made. check: read every split completely."""
+    """where: say what each task reads. generate: make what can be made. check: read everything, count what is used."""
     task: str | None = None
     """One task only; for `check` and `generate` it must be given."""
+    preset: Literal["paper", "laptop"] = "laptop"
+    """Preset whose settings for the task are the defaults of `--data.*`."""
     data: DataConfig = field(default_factory=DataConfig)
     """Where the data is and how it is split."""
 
@@ -293,6 +295,8 @@ def _parse(arguments: list[str]) -> Any:
     if name not in COMMANDS:
         known = [*COMMANDS, *GROUPS]
         raise ValueError(f"unknown command {name!r}{suggestion(name, known)} Commands: {', '.join(known)}")
+    if name == "data":
+        return _parse_data(rest)
     default: Any = tyro.MISSING_NONPROP
     if name in ("train", "compare"):
         peeked = _peek(rest)
@@ -302,10 +306,33 @@ def _parse(arguments: list[str]) -> Any:
     return tyro.cli(COMMANDS[name], args=rest, default=default, prog=f"klformer {name}")
 
 
-def _peek(arguments: list[str]) -> argparse.Namespace:
+def _parse_data(arguments: list[str]) -> list[Data]:
+    """The command once for every task that it is about, as each has defaults of its own."""
+    command = _parse_data_of(None, arguments)
+    if command.task is not None or command.action != "where":
+        return [command]
+    commands = []
+    for task in task_names():
+        command = _parse_data_of(task, arguments)
+        if not TASKS[task].is_generated:
+            command = replace(command, data=command.data.model_copy(update={"num_examples": None}))
+        commands.append(command)
+    return commands
+
+
+def _parse_data_of(task: str | None, arguments: list[str]) -> Data:
+    """The command, about this task if the arguments name none."""
+    peeked = _peek(arguments, task)
+    usual = preset(peeked.preset, peeked.task or DEFAULT_TASK, AttentionConfig(name=DEFAULT_ATTENTION)).data
+    data = DataConfig() if peeked.task is None else usual
+    default = Data(action=tyro.MISSING, task=peeked.task, preset=peeked.preset, data=data)
+    return tyro.cli(Data, args=arguments, default=default, prog="klformer data")
+
+
+def _peek(arguments: list[str], task: str | None = DEFAULT_TASK) -> argparse.Namespace:
     """Task, attention and preset, on which the defaults of all other flags depend."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", default=DEFAULT_TASK)
+    parser.add_argument("--task", default=task)
     parser.add_argument("--attention", default=DEFAULT_ATTENTION)
     parser.add_argument("--preset", default=DEFAULT_PRESET)
     return parser.parse_known_args(arguments)[0]
@@ -326,7 +353,7 @@ def _run(command: Any) -> None:
             _profile(command)
         case Report():
             write_report(command)
-        case Data():
+        case [Data(), *_]:
             _data(command)
         case List():
             _list()
@@ -380,11 +407,13 @@ def _profile(command: Profile) -> None:
     print(profile_padding(config, num_batches=command.padding).describe())
 
 
-def _data(command: Data) -> None:
+def _data(commands: list[Data]) -> None:
+    command = commands[0]
     if command.action == "where":
-        names = task_names() if command.task is None else [command.task]
-        for name in names:
-            print(f"{name:10s} {build_task(name, command.data).location()}")
+        tasks = [build_task(str(command.task), command.data) for command in commands]
+        for task in tasks:
+            print(f"{task.name:10s} {task.location()}")
+            _print_notes(task)
         return
     if command.task is None:
         raise ValueError(f"data {command.action} needs --task; tasks: {', '.join(task_names())}")
@@ -403,8 +432,12 @@ def _data(command: Data) -> None:
                 f"{lengths.mean():,.0f} on average, by class: {counts}"
             )
         print(task.describe_protocol())
-        for sentence in task.unusual_sizes():
-            print(f"note: {sentence}")
+    _print_notes(task)
+
+
+def _print_notes(task: Task) -> None:
+    for sentence in task.notes():
+        print(f"note: {sentence}")
 
 
 def _list() -> None:

@@ -106,18 +106,6 @@ def test_a_run_finds_its_data_from_another_folder(home, capsys, monkeypatch):
     assert list((home / "elsewhere").iterdir()) == []
 
 
-def test_data(home, capsys):
-    out = run(capsys, "data", "where")
-    assert [line.split()[0] for line in out.splitlines()] == ["listops", "text", "retrieval", "image", "sparsity"]
-    small = ["--task", "sparsity", "--data.num-examples", "450", "--data.max-len", "9"]
-    assert "generated" in run(capsys, "data", "generate", *small)
-    out = run(capsys, "data", "check", *small)
-    assert "360 examples, 9 to 9 tokens" in out
-    assert "needs --task" in fails(capsys, 2, "data", "check")
-    assert "can't be generated" in fails(capsys, 2, "data", "generate", "--task", "retrieval")
-    assert "new_aan_pairs" in fails(capsys, 1, "data", "check", "--task", "retrieval")
-
-
 def test_list(capsys):
     out = run(capsys, "list")
     for word in ("gmm-rks", "linear-elu", "listops", "num_frequencies=256", "20,000 steps"):

@@ -177,7 +177,7 @@ def _introduce(
         f"{config.task} with {config.attention.label()}, preset {config.preset}, seed {config.seed} -> {folder}"
     )
     reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
-    for sentence in task.unusual_sizes():
+    for sentence in task.notes():
         reporter.say(f"note: {sentence}")
     sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
     padding = padding_report(train.lengths, sampler.batches(0))

@@ -20,6 +20,7 @@ from klformer.checks import check_choice
 from klformer.registry import Registry
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.errors import DataError
+from klformer.tasks.files import exists, is_folder
 from klformer.tasks.sequences import Examples
 
 #: Distinct streams of random numbers for one seed.
@@ -76,6 +77,8 @@ class Task(ABC):
             DataError: data is missing, malformed or fewer than the limit.
         """
         check_choice("split", split, get_args(Split))
+        if exists(self.root) and not is_folder(self.root):
+            raise DataError("is no folder; data.root must be the folder that the data is in", file=self.root)
         examples = self._select(split)
         limit = self.config.limit(split)
         if limit is None:
@@ -103,8 +106,9 @@ class Task(ABC):
         """Whether the data is in the files that `official_sizes` speaks of."""
         return True
 
-    def unusual_sizes(self) -> list[str]:
-        """A sentence for each part that was read and has another size than the official file: it may be cut."""
+    def notes(self) -> list[str]:
+        """Notes for the user: a sentence for each part that was read and has another size than the official file, as it
+        may be cut, and whatever else a task finds worth saying of its files."""
         if not self.is_official():
             return []
         return [

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,9 +19,46 @@ MANIFEST = "manifest.json"
 _ABANDONED = 600
 
 
+def exists(path: Path) -> bool:
+    """Whether a file or folder is there.
+
+    Raises:
+        DataError: nobody knows, because a folder may not be entered or the name is too long.
+    """
+    return _mode(path) is not None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there. Raises as `exists`."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def _mode(path: Path) -> int | None:
+    # Path.exists and Path.is_dir raise some errors of the system and answer no to others, depending on the version.
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"can't be looked for: {error.strerror or error}", file=path) from error
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; nothing if there is no folder.
+
+    Raises:
+        DataError: it can't be read, where `Path.glob` would find nothing.
+    """
+    if not is_folder(folder):
+        return []
+    with reading(folder):
+        return sorted(folder.iterdir())
+
+
 def first_existing(paths: Iterable[Path]) -> Path | None:
-    """The first of the paths that is there."""
-    return next((path for path in paths if path.exists()), None)
+    """The first of the paths that is there. Raises as `exists`."""
+    return next((path for path in paths if exists(path)), None)
 
 
 @contextmanager
@@ -101,15 +139,27 @@ class GeneratedFolder:
 
     @property
     def is_complete(self) -> bool:
-        return (self.path / MANIFEST).exists()
+        return exists(self.path / MANIFEST)
 
     def describe(self) -> str:
         """Where it is, and whether it is there yet."""
         return f"{self.path} ({'generated' if self.is_complete else 'will be generated'})"
 
-    def clear_interrupted(self, *, quiet: bool) -> None:
-        """Say so if an earlier generation was interrupted, and delete what a process that was killed left."""
-        if self.is_complete or not self.path.is_dir() or not any(self.path.iterdir()):
+    def open(self, *, quiet: bool) -> None:
+        """Make the folder before anything is generated, which may take long; say so if an earlier generation was
+        interrupted, and delete what a process that was killed left.
+
+        Raises:
+            DataError: it can't be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            problem = f"can't be written: {error.strerror or error}; data.root must be a folder where that is allowed"
+            raise DataError(problem, file=self.path) from error
+        if self.is_complete or not entries(self.path):
             return
         say(f"{self.path}: an earlier generation was interrupted, starting again", quiet=quiet)
         for leftover in self.path.glob(".*.tmp"):

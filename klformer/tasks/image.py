@@ -13,7 +13,7 @@ from klformer.tasks.base import Task
 from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.config import Split
 from klformer.tasks.errors import DataError
-from klformer.tasks.files import reading
+from klformer.tasks.files import entries, exists, is_folder, reading
 from klformer.tasks.hub import load_from_hub
 from klformer.tasks.sequences import Examples, Sequences
 
@@ -54,7 +54,7 @@ class Batches(ImageSource):
     """The official files: python batches, or binary ones (one byte of label and 3,072 of pixels an image)."""
 
     def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        is_binary = not any((self.folder / name).exists() for names in _BATCHES.values() for name in names)
+        is_binary = not any(exists(self.folder / name) for names in _BATCHES.values() for name in names)
         pixels: list[Pixels] = []
         labels: list[NDArray[np.int64]] = []
         for name in _BATCHES[part]:
@@ -109,21 +109,40 @@ class Arrays(ImageSource):
 
 
 class PngFolder(ImageSource):
-    """`{train,test}/CLASS/*.png`: ten folders of images, classes in the order of their names."""
+    """`{train,test}/CLASS/*.png`: ten folders of images, of the same names in both, classes in their order."""
 
     def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        folder = self.folder / part
-        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        if len(classes) != _NUM_CLASSES:
-            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(classes)}", file=folder)
         pixels, labels = [], []
-        for label, class_folder in enumerate(classes):
-            paths = sorted(class_folder.glob("*.png"))
+        for label, name in enumerate(self._class_names()):
+            class_folder = self.folder / part / name
+            paths = _pngs(class_folder)
             if not paths:
                 raise DataError("has no images (*.png)", file=class_folder)
             pixels += [self._image(path) for path in paths]
             labels += [label] * len(paths)
         return np.stack(pixels), np.asarray(labels, np.int64)
+
+    def _class_names(self) -> list[str]:
+        """Names of the classes, sorted. A class must have one number in train and test, and so the names be the same.
+
+        Raises:
+            DataError: there are not ten folders, or train and test name them differently.
+        """
+        train, test = (self._folder_names(self.folder / part) for part in ("train", "test"))
+        if train != test:
+            missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))
+            raise DataError(
+                f"must hold folders of the same names as train; missing: {missing}; extra: {extra}",
+                file=self.folder / "test",
+            )
+        return train
+
+    @staticmethod
+    def _folder_names(folder: Path) -> list[str]:
+        names = [path.name for path in entries(folder) if is_folder(path)]
+        if len(names) != _NUM_CLASSES:
+            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(names)}", file=folder)
+        return names
 
     @staticmethod
     def _image(path: Path) -> Pixels:
@@ -180,22 +199,24 @@ class Image(Task):
     def _source(self) -> ImageSource:
         for folder in (self.root / "cifar-10-batches-py", self.root / "cifar-10-batches-bin", self.root):
             if any(
-                (folder / f"{name}{suffix}").exists()
-                for name in ("data_batch_1", "test_batch")
-                for suffix in ("", ".bin")
+                exists(folder / f"{name}{suffix}") for name in ("data_batch_1", "test_batch") for suffix in ("", ".bin")
             ):
                 return Batches(folder)
         for folder in (self.root / "cifar10_gray", self.root):
-            if (folder / "train_x.npy").exists() or (folder / "test_x.npy").exists():
+            if exists(folder / "train_x.npy") or exists(folder / "test_x.npy"):
                 return Arrays(folder)
         for folder in (self.root / "cifar10", self.root):
-            if any(next((folder / part).glob("*/*.png"), None) for part in ("train", "test")):
+            if any(_pngs(path) for part in ("train", "test") for path in entries(folder / part)):
                 return PngFolder(folder)
         return ImageHub(self.root)
 
     def _read(self, part: Split) -> Examples:
         pixels, labels = self._source().read(part)
         return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
+
+
+def _pngs(folder: Path) -> list[Path]:
+    return [path for path in entries(folder) if path.suffix == ".png"]
 
 
 def _checked(labels: Sequence[Any] | NDArray[Any], path: Path) -> NDArray[np.int64]:

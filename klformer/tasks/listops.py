@@ -75,10 +75,19 @@ class ListOps(Task):
     def is_official(self) -> bool:
         return self._found() is not None
 
+    def notes(self) -> list[str]:
+        notes = super().notes()
+        if self.config.num_examples is not None and (folder := self._folder_of_files()):
+            notes.append(
+                f"the files in {folder} are not read: data.num_examples={self.config.num_examples} asks for generated "
+                f"expressions; --data.num-examples None --data.max-len {self.default_max_len} reads them"
+            )
+        return notes
+
     def prepare(self) -> None:
         if self._found() or self._generated.is_complete:
             return
-        self._generated.clear_interrupted(quiet=self.quiet)
+        self._generated.open(quiet=self.quiet)
         # Train is last, so that validation and test are the same for every size of it.
         settings = self._generated.settings
         sizes: dict[Split, int] = {
@@ -97,9 +106,11 @@ class ListOps(Task):
         self._generated.complete({FILES[split]: size for split, size in sizes.items()})
 
     def _found(self) -> Path | None:
+        """The folder of files that are read instead of generating."""
+        return self._folder_of_files() if self.config.num_examples is None else None
+
+    def _folder_of_files(self) -> Path | None:
         """The folder of files that were not generated here."""
-        if self.config.num_examples is not None:
-            return None
         folders = (self.root / "lra_release" / "listops-1000", self.root / "listops", self.root)
         path = first_existing(folder / name for folder in folders for name in FILES.values())
         return path.parent if path else None

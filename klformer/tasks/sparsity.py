@@ -80,7 +80,7 @@ class Sparsity(Task):
     def prepare(self) -> None:
         if self._generated.is_complete:
             return
-        self._generated.clear_interrupted(quiet=self.quiet)
+        self._generated.open(quiet=self.quiet)
         with progress(f"generating sparsity {self.config.sparsity:g}", self.num_examples, quiet=self.quiet) as advance:
             codes, labels = generate(
                 self.num_examples, self.max_len, sparsity=self.config.sparsity, seed=self.config.seed, advance=advance

@@ -16,7 +16,8 @@ def read_table(path: Path, columns: tuple[str, str]) -> Iterator[tuple[int, str,
     """The line where a row begins (in parquet: the number of the row, from 1) and the two columns as text, row by row.
 
     Raises:
-        DataError: the file or a column is missing, a row has too few or too many fields, or the text is not UTF-8.
+        DataError: the file or a column is missing, a column is there twice or not of text, a row has too few or
+            too many fields, or the text is not UTF-8.
     """
     if path.suffix == ".parquet":
         yield from _read_parquet(path, columns)
@@ -69,13 +70,22 @@ def _read_parquet(path: Path, columns: tuple[str, str]) -> Iterator[tuple[int, s
     except pyarrow.ArrowException as error:
         raise DataError(f"is not a whole parquet file: {error}", file=path) from error
     for row, (text, label) in enumerate(zip(first, second, strict=True), start=1):
-        if not isinstance(text, str) or label is None:
+        if text is None or label is None:
             raise DataError(f"row {row} has no text or no label", file=path)
+        if not isinstance(text, str):
+            kind = table.schema.field(columns[0]).type
+            raise DataError(f"the column {columns[0]!r} must hold text (string), got {kind}", file=path)
         yield row, text, str(label)
 
 
 def _positions(path: Path, header: list[str], columns: tuple[str, str]) -> list[int]:
+    line, names = None if path.suffix == ".parquet" else 1, ", ".join(header)
     for column in columns:
-        if column not in header:
-            raise DataError(f"has no column {column!r}; its columns are {', '.join(header)}", file=path, line=1)
+        count = header.count(column)
+        if not count:
+            raise DataError(f"has no column {column!r}; its columns are {names}", file=path, line=line)
+        if count > 1:
+            raise DataError(
+                f"must have one column {column!r}, got {count}; its columns are {names}", file=path, line=line
+            )
     return [header.index(column) for column in columns]

@@ -12,7 +12,7 @@ import numpy as np
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.errors import DataError
-from klformer.tasks.files import reading
+from klformer.tasks.files import entries, exists, first_existing, is_folder, reading
 from klformer.tasks.hub import load_from_hub
 from klformer.tasks.sequences import ByteRows, Examples
 from klformer.tasks.tables import TABLE_SUFFIXES, read_table
@@ -66,14 +66,14 @@ class ReviewTables(TextSource):
     def __init__(self, root: Path, config: DataConfig) -> None:
         self.root = root
         self.columns = (config.text_column, config.label_column)
-        self.has_validation = self._path("validation").exists()
+        self.has_validation = exists(self._path("validation"))
 
     def describe(self) -> str:
         return f"{self._path('train')} and {self._path('test').name}"
 
     def _path(self, part: Split) -> Path:
         paths = [self.root / f"{part}{suffix}" for suffix in TABLE_SUFFIXES]
-        return next((path for path in paths if path.exists()), paths[0])
+        return first_existing(paths) or paths[0]
 
     def read(self, part: Split, max_len: int) -> Examples:
         path = self._path(part)
@@ -134,9 +134,9 @@ class Text(Task):
 
     def _source(self) -> TextSource:
         for folder in (self.root / "aclImdb", self.root):
-            if any((folder / part / name).is_dir() for part in ("train", "test") for name in _LABELS):
+            if any(is_folder(folder / part / name) for part in ("train", "test") for name in _LABELS):
                 return ReviewTree(folder)
-        if any((self.root / f"{part}{suffix}").exists() for part in ("train", "test") for suffix in TABLE_SUFFIXES):
+        if any(exists(self.root / f"{part}{suffix}") for part in ("train", "test") for suffix in TABLE_SUFFIXES):
             return ReviewTables(self.root, self.config)
         return ReviewHub(self.root)
 
@@ -148,12 +148,14 @@ def _reviews(folder: Path) -> list[Path]:
     """The reviews of a folder by their number.
 
     Raises:
-        DataError: there are none, or numbers are missing, as after an interrupted unpacking.
+        DataError: there are none, or numbers are missing, as after an interrupted unpacking, or there twice.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise DataError("the folder of reviews is missing", file=folder)
     numbered = []
-    for path in folder.glob("*.txt"):
+    for path in entries(folder):
+        if path.suffix != ".txt":
+            continue
         match = re.fullmatch(r"(\d+)_\d+", path.stem)
         if match is None:
             raise DataError("a review must be named ID_RATING.txt", file=path)
@@ -162,7 +164,12 @@ def _reviews(folder: Path) -> list[Path]:
         raise DataError("has no reviews (*.txt)", file=folder)
     numbered.sort()
     for expected, (number, path) in enumerate(numbered):
-        if number != expected:
+        if number < expected:
+            twice = f"{numbered[expected - 1][1].name} and {path.name}"
+            raise DataError(
+                f"review {number} is there twice, {twice}; unpack the archive into an empty folder", file=folder
+            )
+        if number > expected:
             raise DataError(
                 f"review {expected} is missing, {path.name} comes instead; unpack the archive again", file=folder
             )

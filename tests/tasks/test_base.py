@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from user_support import plain_user
 
 from klformer.tasks import TASKS, DataConfig, DataError, Examples, Sequences, Split, Task, build_task, task_names
 
@@ -50,6 +51,51 @@ def test_every_task_says_what_it_is(name, tmp_path):
     assert "validation" in task.describe_protocol()
     assert build_task(name, DataConfig(root=tmp_path, max_len=37)).max_len == 37
     assert not list(tmp_path.iterdir()), "asking about a task must not make files"
+
+
+@pytest.fixture
+def no_generation(monkeypatch):
+    """Generating is an error: what can't be written must be known before."""
+
+    def refused(*_, **__):
+        raise AssertionError("generated before it was known that it can be written")
+
+    monkeypatch.setattr("klformer.tasks.sparsity.generate", refused)
+    monkeypatch.setattr("klformer.tasks.listops.ExpressionGenerator", refused)
+
+
+GENERATED = [name for name in task_names() if TASKS[name].is_generated]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_place_that_can_not_be_written_is_known_before_generating(name, tmp_path, monkeypatch, no_generation):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        DataError, match=r"file.*: can't be written: Not a directory; data\.root must be a folder where that is allowed"
+    ):
+        build_task(name, DataConfig(root=tmp_path / "file"), quiet=True).prepare()
+    with pytest.raises(DataError, match=r"can't be looked for: File name too long"):
+        build_task(name, DataConfig(root=tmp_path / ("x" * 300)), quiet=True).prepare()
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    (tmp_path / "read-only").mkdir(mode=0o555)
+    with plain_user(), pytest.raises(DataError, match=r"read-only/.*: can't be written: Permission denied"):
+        build_task(name, DataConfig(root=Path("read-only")), quiet=True).prepare()
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_root_must_be_a_folder_that_can_be_entered(name, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file: is no folder; data\.root must be the folder that the data is in"):
+        build_task(name, DataConfig(root=tmp_path / "file"), quiet=True).load("train")
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    (tmp_path / "locked").mkdir(mode=0)
+    task = build_task(name, DataConfig(root=Path("locked")), quiet=True)
+    with plain_user():
+        for look in (task.location, lambda: task.load("train")):
+            with pytest.raises(DataError, match=r"locked/.*: can't be looked for: Permission denied"):
+                look()
 
 
 def test_root(monkeypatch, tmp_path):

@@ -3,11 +3,13 @@
 import errno
 import os
 import time
+from pathlib import Path
 
 import pytest
+from user_support import plain_user
 
 from klformer.tasks import DataError
-from klformer.tasks.files import GeneratedFolder, atomic_write, parse_label, reading
+from klformer.tasks.files import GeneratedFolder, atomic_write, entries, exists, is_folder, parse_label, reading
 
 
 def test_a_failed_write_leaves_nothing_and_keeps_the_old_file(tmp_path):
@@ -94,15 +96,65 @@ def test_other_settings_are_noticed(generated):
         GeneratedFolder(generated.path, {"seed": 4}).verified("data")
 
 
+def test_a_folder_is_opened_for_writing_and_nothing_is_left_in_it(tmp_path, capsys):
+    GeneratedFolder(tmp_path / "new" / "folder", {}).open(quiet=False)
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "folder"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_that_can_not_be_written_is_told_when_it_is_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o555)
+    with (
+        plain_user(),
+        pytest.raises(
+            DataError,
+            match=r"^new: can't be written: Permission denied; data\.root must be a folder where that is allowed",
+        ),
+    ):
+        GeneratedFolder(Path("new"), {}).open(quiet=True)
+    tmp_path.chmod(0o755)
+    (tmp_path / "new").mkdir(mode=0o555)
+    with plain_user(), pytest.raises(DataError, match=r"^new: can't be written: Permission denied"):
+        GeneratedFolder(Path("new"), {}).open(quiet=True)
+
+
+def test_what_can_not_be_seen_is_not_taken_for_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    (tmp_path / "locked" / "folder").mkdir(parents=True)
+    (tmp_path / "locked").chmod(0)
+    with plain_user():
+        assert exists(Path("locked"))
+        assert is_folder(Path("locked"))
+        for look in (exists, is_folder, entries):
+            with pytest.raises(DataError, match=r"^locked/folder: can't be looked for: Permission denied$"):
+                look(Path("locked/folder"))
+        with pytest.raises(DataError, match=r"^locked: can't be read: Permission denied$"):
+            entries(Path("locked"))
+    (tmp_path / "locked").chmod(0o755)
+
+
+def test_what_is_missing_is_not_there(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "nothing", tmp_path / "file" / "below"):
+        assert not exists(path)
+        assert not is_folder(path)
+        assert entries(path) == []
+    assert exists(tmp_path / "file")
+    assert not is_folder(tmp_path / "file")
+    assert entries(tmp_path) == [tmp_path / "file"]
+
+
 def test_an_interruption_is_told_and_cleared(generated, capsys):
-    generated.clear_interrupted(quiet=False)
+    generated.open(quiet=False)
     assert capsys.readouterr().err == ""
     (generated.path / "manifest.json").unlink()
     abandoned, recent = generated.path / ".data.1.tmp", generated.path / ".data.2.tmp"
     abandoned.touch()
     recent.touch()
     os.utime(abandoned, (time.time() - 3600,) * 2)
-    generated.clear_interrupted(quiet=False)
+    generated.open(quiet=False)
     assert "an earlier generation was interrupted, starting again" in capsys.readouterr().err
     assert recent.exists()
     assert not abandoned.exists()

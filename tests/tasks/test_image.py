@@ -2,11 +2,13 @@
 
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image as Picture
+from user_support import plain_user
 
 from klformer.tasks import DataConfig, DataError, Image
 from klformer.tasks.cifar_pickle import read_python_batch
@@ -220,6 +222,28 @@ def test_damaged_folders(tmp_path, images):
     folder.rmdir()
     with pytest.raises(DataError, match=r"test: must hold 10 folders, one a class, got 9"):
         task(tmp_path).load("test")
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_classes_have_the_same_names_in_both_parts(tmp_path, images, split):
+    write_pngs(tmp_path, images)
+    (tmp_path / "test" / "class4").rename(tmp_path / "test" / "bird")
+    with pytest.raises(
+        DataError, match=r"test: must hold folders of the same names as train; missing: class4; extra: bird$"
+    ):
+        task(tmp_path).load(split)
+
+
+def test_folders_that_can_not_be_read(tmp_path, monkeypatch, images):
+    write_pngs(tmp_path, images)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755)
+    locked = tmp_path / "train" / "class0"
+    locked.chmod(0)
+    with plain_user(), pytest.raises(DataError, match=r"^train/class0: can't be read: Permission denied"):
+        task(Path()).load("train")
+    locked.chmod(0o755)
 
 
 def test_the_hub_comes_last(tmp_path, monkeypatch, images):

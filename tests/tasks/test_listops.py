@@ -126,7 +126,13 @@ def test_evaluation_does_not_depend_on_the_size_of_train(tmp_path):
 def test_num_examples_prefers_generation(tmp_path):
     for name in ("train", "val", "test"):
         write(tmp_path / f"basic_{name}.tsv", HEADER + ROW)
-    assert len(generated(tmp_path).load("train")) == 30
+    task = generated(tmp_path)
+    assert len(task.load("train")) == 30
+    (note,) = task.notes()
+    assert note == (
+        f"the files in {tmp_path} are not read: data.num_examples=30 asks for generated expressions; "
+        "--data.num-examples None --data.max-len 2000 reads them"
+    )
 
 
 def test_is_generated_once(tmp_path):
@@ -188,9 +194,10 @@ def test_manifest(tmp_path):
 def test_files_that_are_read_have_an_official_size_and_generated_ones_their_own(tmp_path):
     generate = generated(tmp_path / "here")
     generate.load("test")
-    assert generate.unusual_sizes() == []
+    assert generate.notes() == []
+    assert generated(tmp_path / "here").notes() == [], "generated files are not left out"
     folder = tmp_path / "archive"
     write(folder / "basic_test.tsv", HEADER + ROW)
     read = ListOps(DataConfig(root=folder))
     read.load("test")
-    assert read.unusual_sizes() == [f"test has 1 examples, the official data 2,000: {folder} (read)"]
+    assert read.notes() == [f"test has 1 examples, the official data 2,000: {folder} (read)"]

@@ -92,6 +92,6 @@ def test_nothing_found(tmp_path):
 def test_a_file_of_another_size_than_the_official_one_is_noted(tmp_path):
     fill(tmp_path)
     pairs = task(tmp_path)
-    assert pairs.unusual_sizes() == []
+    assert pairs.notes() == []
     pairs.load("test")
-    assert pairs.unusual_sizes() == [f"test has 3 examples, the official data 17,437: {tmp_path}"]
+    assert pairs.notes() == [f"test has 3 examples, the official data 17,437: {tmp_path}"]

@@ -2,11 +2,13 @@
 
 import csv
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow
 import pytest
 from pyarrow import parquet
+from user_support import plain_user
 
 from klformer.tasks import DataConfig, DataError, Text
 
@@ -76,7 +78,14 @@ def test_protocols(tree):
     ("damage", "problem"),
     [
         (lambda folder: (folder / "0_7.txt").unlink(), "neg: review 0 is missing, 1_7.txt comes instead; unpack"),
-        (lambda folder: (folder / "1_9.txt").write_text("twice"), "neg: review 2 is missing, 1_9.txt"),
+        (
+            lambda folder: (folder / "1_9.txt").write_text("twice"),
+            r"neg: review 1 is there twice, 1_7\.txt and 1_9\.txt; unpack",
+        ),
+        (
+            lambda folder: (folder / "0_10.txt").write_text("twice, and more follow"),
+            r"neg: review 0 is there twice, 0_10\.txt and 0_7\.txt; unpack",
+        ),
         (lambda folder: (folder / "notes.txt").write_text("x"), r"notes.txt: a review must be named ID_RATING.txt"),
         (lambda folder: (folder / "0_7.txt").write_text(""), "0_7.txt: the review is empty"),
         (lambda folder: [path.unlink() for path in folder.iterdir()], r"neg: has no reviews"),
@@ -89,10 +98,21 @@ def test_damaged_trees(tree, damage, problem):
         task(tree).load("train")
 
 
+def test_a_folder_of_reviews_that_can_not_be_read(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    for path in (tree, *tree.rglob("*")):
+        path.chmod(0o755)
+    locked = tree / "aclImdb" / "train" / "neg"
+    locked.chmod(0)
+    with plain_user(), pytest.raises(DataError, match=r"^aclImdb/train/neg: can't be read: Permission denied"):
+        task(Path()).load("train")
+    locked.chmod(0o755)
+
+
 def write_table(path, rows, header=("id", "text", "label")):
     if path.suffix == ".parquet":
         columns = zip(*rows, strict=True) if rows else [[] for _ in header]
-        parquet.write_table(pyarrow.table(dict(zip(header, map(list, columns), strict=True))), path)
+        parquet.write_table(pyarrow.table([pyarrow.array(column) for column in columns], names=header), path)
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
@@ -149,6 +169,19 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
     assert contents(task(tmp_path).load("train")) == [("a", 1)]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+@pytest.mark.parametrize("twice", ["text", "label"])
+def test_a_needed_column_is_there_once(tmp_path, suffix, twice):
+    write_table(tmp_path / f"train{suffix}", [("a", "1", "b")], header=("text", "label", twice))
+    with pytest.raises(
+        DataError,
+        match=rf"train\{suffix}.*: must have one column '{twice}', got 2; its columns are text, label, {twice}",
+    ):
+        task(tmp_path).load("train")
+    write_table(tmp_path / f"train{suffix}", [("x", "a", "1", "y")], header=("id", "text", "label", "id"))
+    assert contents(task(tmp_path).load("train")) == [("a", 1)]
+
+
 def test_malformed_parquet(tmp_path):
     path = tmp_path / "train.parquet"
     write_table(path, [(0, "a", 1), (0, None, 1)])
@@ -159,6 +192,13 @@ def test_malformed_parquet(tmp_path):
         task(tmp_path).load("train")
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DataError, match=r"train\.parquet: is not a whole parquet file"):
+        task(tmp_path).load("train")
+
+
+@pytest.mark.parametrize(("text", "kind"), [(b"a", "binary"), (3, "int64")])
+def test_a_parquet_column_that_is_not_text(tmp_path, text, kind):
+    write_table(tmp_path / "train.parquet", [(text, 1)], header=("text", "label"))
+    with pytest.raises(DataError, match=rf"train\.parquet: the column 'text' must hold text \(string\), got {kind}$"):
         task(tmp_path).load("train")
 
 
@@ -194,10 +234,10 @@ def test_without_a_hub_the_error_says_what_was_looked_for(tmp_path, monkeypatch)
 def test_only_the_official_tree_has_an_official_size(tree):
     reviews = task(tree)
     reviews.load("test")
-    (sentence,) = reviews.unusual_sizes()
+    (sentence,) = reviews.notes()
     assert sentence.startswith(f"test has {reviews.sizes['test']} examples, the official data 25,000")
     (tree / "tables").mkdir()
     write_table(tree / "tables" / "test.csv", [("1", "fine", "1")])
     own = task(tree / "tables")
     own.load("test")
-    assert own.unusual_sizes() == []
+    assert own.notes() == []
