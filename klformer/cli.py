@@ -4,24 +4,19 @@ The defaults of `train` and `compare` are those of the chosen preset, so that ta
 in the arguments first, and tyro then reads all of them with these defaults.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import tyro
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 import klformer
-from klformer.attention import attention_names, attention_options, build_attention
-from klformer.attention.base import ATTENTIONS
 from klformer.bench.command import main as bench
 from klformer.checks import suggestion
 from klformer.experiments.analyze.command import main as analyze
@@ -29,20 +24,23 @@ from klformer.experiments.bench_model.command import MODEL_BENCHMARKS
 from klformer.experiments.compare import compare, comparison_name, comparison_table
 from klformer.experiments.config import AttentionConfig, ExperimentConfig, ModelConfig, describe
 from klformer.experiments.curves import draw_curves
+from klformer.experiments.data_command import Data
+from klformer.experiments.data_command import parse as parse_data
+from klformer.experiments.data_command import run as run_data
 from klformer.experiments.labels import describe_accuracy, run_name
+from klformer.experiments.listing import print_list
 from klformer.experiments.load import load_run
-from klformer.experiments.presets import LAPTOP, PAPER, PRESETS, preset
+from klformer.experiments.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset
 from klformer.experiments.profile import profile_padding, profile_step
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.command import run as write_report
 from klformer.experiments.run import train_run
-from klformer.tasks import TASKS, DataConfig, DataError, Task, build_task, task_names
+from klformer.subcommands import peek
+from klformer.tasks import DataConfig, DataError
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.errors import Interrupted, OtherProcessFailedError, TrainingError
 from klformer.training.processes import is_main_process, leave_processes
 from klformer.training.progress import make_reporter
-
-DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,27 +136,6 @@ class Eval:
     """Draws of the frequencies: mean, deviation and majority vote."""
     data_root: Path | None = None
     """Where the data is, if not where the run had it."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """Generate data, check it, or say where it is.
-
-    The data is that of `train` with the same task, preset and `--data.*`. Examples:
-
-      klformer data where
-      klformer data generate --task listops
-      klformer data check --task text --preset paper --data.root ~/data
-    """
-
-    action: tyro.conf.Positional[Literal["where", "generate", "check"]]
-    """where: say what each task reads. generate: make what can be made. check: read everything, count what is used."""
-    task: str | None = None
-    """One task only; for `check` and `generate` it must be given."""
-    preset: Literal["paper", "laptop"] = "laptop"
-    """Preset whose settings for the task are the defaults of `--data.*`."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Where the data is and how it is split."""
 
 
 @dataclass(frozen=True)
@@ -296,46 +273,14 @@ def _parse(arguments: list[str]) -> Any:
         known = [*COMMANDS, *GROUPS]
         raise ValueError(f"unknown command {name!r}{suggestion(name, known)} Commands: {', '.join(known)}")
     if name == "data":
-        return _parse_data(rest)
+        return parse_data(rest)
     default: Any = tyro.MISSING_NONPROP
     if name in ("train", "compare"):
-        peeked = _peek(rest)
+        peeked = peek(rest, task=DEFAULT_TASK, attention=DEFAULT_ATTENTION, preset=DEFAULT_PRESET)
         chosen = preset(peeked.preset, peeked.task, AttentionConfig.parse(peeked.attention))
         settings = {setting: getattr(chosen, setting) for setting in SETTINGS}
         default = COMMANDS[name](**settings, task=peeked.task, preset=peeked.preset)
     return tyro.cli(COMMANDS[name], args=rest, default=default, prog=f"klformer {name}")
-
-
-def _parse_data(arguments: list[str]) -> list[Data]:
-    """The command once for every task that it is about, as each has defaults of its own."""
-    command = _parse_data_of(None, arguments)
-    if command.task is not None or command.action != "where":
-        return [command]
-    commands = []
-    for task in task_names():
-        command = _parse_data_of(task, arguments)
-        if not TASKS[task].is_generated:
-            command = replace(command, data=command.data.model_copy(update={"num_examples": None}))
-        commands.append(command)
-    return commands
-
-
-def _parse_data_of(task: str | None, arguments: list[str]) -> Data:
-    """The command, about this task if the arguments name none."""
-    peeked = _peek(arguments, task)
-    usual = preset(peeked.preset, peeked.task or DEFAULT_TASK, AttentionConfig(name=DEFAULT_ATTENTION)).data
-    data = DataConfig() if peeked.task is None else usual
-    default = Data(action=tyro.MISSING, task=peeked.task, preset=peeked.preset, data=data)
-    return tyro.cli(Data, args=arguments, default=default, prog="klformer data")
-
-
-def _peek(arguments: list[str], task: str | None = DEFAULT_TASK) -> argparse.Namespace:
-    """Task, attention and preset, on which the defaults of all other flags depend."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", default=task)
-    parser.add_argument("--attention", default=DEFAULT_ATTENTION)
-    parser.add_argument("--preset", default=DEFAULT_PRESET)
-    return parser.parse_known_args(arguments)[0]
 
 
 def _run(command: Any) -> None:
@@ -354,9 +299,9 @@ def _run(command: Any) -> None:
         case Report():
             write_report(command)
         case [Data(), *_]:
-            _data(command)
+            run_data(command)
         case List():
-            _list()
+            print_list()
 
 
 def _train(command: Train) -> None:
@@ -405,67 +350,3 @@ def _profile(command: Profile) -> None:
     if command.data_root is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": command.data_root})})
     print(profile_padding(config, num_batches=command.padding).describe())
-
-
-def _data(commands: list[Data]) -> None:
-    command = commands[0]
-    if command.action == "where":
-        tasks = [build_task(str(command.task), command.data) for command in commands]
-        for task in tasks:
-            print(f"{task.name:10s} {task.location()}")
-            _print_notes(task)
-        return
-    if command.task is None:
-        raise ValueError(f"data {command.action} needs --task; tasks: {', '.join(task_names())}")
-    task = build_task(command.task, command.data)
-    if command.action == "generate" and not task.is_generated:
-        raise ValueError(f"{task.name} can't be generated, it is read from {task.location()}")
-    task.prepare()
-    print(f"{task.name}: {task.location()}")
-    if command.action == "check":
-        for split in ("train", "validation", "test"):
-            examples = task.load(split)
-            counts = ", ".join(str(n) for n in np.bincount(examples.labels, minlength=task.num_classes))
-            lengths = examples.lengths
-            print(
-                f"{split:10s} {len(examples):,} examples, {lengths.min():,} to {lengths.max():,} tokens, "
-                f"{lengths.mean():,.0f} on average, by class: {counts}"
-            )
-        print(task.describe_protocol())
-    _print_notes(task)
-
-
-def _print_notes(task: Task) -> None:
-    for sentence in task.notes():
-        print(f"note: {sentence}")
-
-
-def _list() -> None:
-    console = Console(width=max(110, Console().width))
-    attentions = Table(title="attentions", title_justify="left")
-    for column in ("name", "what it is", "time", "can also be", "options and their defaults"):
-        attentions.add_column(column)
-    for name in attention_names():
-        options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
-        mechanism = build_attention(name, num_heads=1, head_dim=2, max_len=4)
-        abilities = {
-            "causal": mechanism.supports_causal,
-            "cross": mechanism.supports_cross,
-            "decoding": mechanism.supports_decoding,
-        }
-        able = ", ".join(ability for ability, has in abilities.items() if has) or "-"
-        attentions.add_row(name, ATTENTIONS[name].summary, mechanism.cost, able, options)
-    console.print(attentions)
-    tasks = Table(title="tasks", title_justify="left")
-    for column in ("name", "what it is", *(f"preset {name}" for name in PRESETS)):
-        tasks.add_column(column)
-    for name in task_names():
-        cells = []
-        for table in (PAPER, LAPTOP):
-            model, training = table[name]["model"], table[name]["training"]
-            length = (
-                f"{training['max_steps']:,} steps" if "max_steps" in training else f"{training['max_epochs']} epochs"
-            )
-            cells.append(f"{model['num_layers']} layers of {model['model_dim']}, {length} of {training['batch_size']}")
-        tasks.add_row(name, TASKS[name].summary, *cells)
-    console.print(tasks)

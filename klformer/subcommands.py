@@ -1,5 +1,6 @@
-"""Commands of a command, by name: `klformer bench NAME` and `klformer analyze NAME`."""
+"""Reading the command line: commands of a command by name, and flags on which the defaults of others depend."""
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,3 +23,11 @@ def run_subcommand(
     for options, run in commands.values():
         if isinstance(choice, options):
             run(choice)
+
+
+def peek(arguments: Sequence[str], **defaults: str | None) -> argparse.Namespace:
+    """The values of some flags, on which the defaults of all others depend, before all are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", default=default)
+    return parser.parse_known_args(arguments)[0]

@@ -12,6 +12,8 @@ from klformer.experiments.config import AttentionConfig, ExperimentConfig
 from klformer.tasks import task_names
 
 PRESETS = ("paper", "laptop")
+#: What commands take if nothing is said.
+DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"
 
 #: Number of random samples M of each kernel, by task (LRA table); the sparsity task has 64 for its models.
 PAPER_SAMPLES: dict[str, dict[str, int]] = {
