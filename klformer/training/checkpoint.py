@@ -134,6 +134,10 @@ class CheckpointStore:
                 self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
         return None
 
+    def holds(self, kind: str) -> bool:
+        """Whether there are checkpoints of a kind, whole or not."""
+        return bool(self._folders(kind))
+
     def remove_after(self, kind: str, step: int) -> None:
         """Remove what is newer than the step that a run goes on from: it is torn, or will be made again."""
         for folder in self._folders(kind)[len(self._folders(kind, step)) :]:

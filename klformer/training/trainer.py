@@ -135,8 +135,18 @@ class Trainer:
         return reached or self.progress.step >= self.total_steps
 
     def resume(self) -> bool:
-        """Go on from the newest whole checkpoint; False if there is none. Newer ones, which are torn, are removed."""
+        """Go on from the newest whole checkpoint; False if there is none yet. What is newer is removed.
+
+        Raises:
+            TrainingError: all checkpoints are damaged, but there is a best model, which starting over would remove.
+        """
         checkpoint = self.store.newest("step")
+        best = self.store.newest("best")
+        if checkpoint is None and best is not None and self.store.holds("step"):
+            raise TrainingError(
+                f"no checkpoint in {self.store.folder} is whole, so that the run can't go on; its best model, of step "
+                f"{best.step}, is: `klformer eval {self.folder}` reads it. Train again under another --name"
+            )
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             for kind in ("step", "best", *map(milestone, MILESTONES)):

@@ -27,6 +27,7 @@ from run_support import (
 import klformer
 from klformer.experiments import run as run_module
 from klformer.experiments.folder import only_process_in
+from klformer.experiments.load import load_run
 from klformer.experiments.run import train_run
 from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
@@ -149,6 +150,17 @@ def test_the_best_model_is_one_of_the_run_that_went_on(tmp_path):
     assert f"removed {checkpoints}/best-00000008, the run goes on from step 6" in listener.said
     best = CheckpointStore(checkpoints, print).newest("step").info["progress"]["best_step"]
     assert result["best_step"] == best != 8
+
+
+def test_a_whole_best_model_is_not_removed_for_damaged_checkpoints(tmp_path):
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path, max_steps=5), folder, resume=False, reporter=SilentReporter())
+    best = load_run(folder, SilentReporter()).step
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        damage(checkpoint)
+    with pytest.raises(TrainingError, match=rf"no checkpoint in .* is whole.* best model, of step {best}, is: `klform"):
+        train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
+    assert load_run(folder, SilentReporter()).step == best
 
 
 def test_a_damaged_best_model_is_not_the_end(tmp_path):
