@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from klformer.bench.measure import MEBIBYTE
 from klformer.experiments.report.drawing import (
@@ -164,25 +165,31 @@ def draw_variance(
         height = 2 * (0.75 + 0.2 * len(rows))
         figure, grid = plt.subplots(2, 2, figsize=(WIDTH, height), layout="constrained", sharey=True)
         for axes, (key, heading, scale) in zip(grid.flat, panels, strict=True):
-            values = [finite(row.get(key)) for row in rows]
-            for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+            start, form = (1.0, "{:#.4g}") if key == "agv" else (0.0, "{:.3g}")
+            axes.axvline(start, color=INK, linewidth=0.8)
+            for place, row in enumerate(rows):
+                value = finite(row.get(key))
                 if value is None:
-                    axes.text(0, place, " missing", va="center", fontsize=7.5, fontstyle="italic")
+                    axes.text(start, place, " missing", va="center", fontsize=7.5, fontstyle="italic")
                     continue
-                start = 1.0 if key == "agv" else 0.0
-                colour = artist.style(str(row["attention"]))["color"]
-                axes.barh(place, value * scale - start, left=start, height=0.66, color=colour)
+                end = value * scale
+                axes.barh(
+                    place, end - start, left=start, height=0.66, color=artist.style(str(row["attention"]))["color"]
+                )
+                # A label stands beyond the end of its bar, which may go to the left.
                 axes.annotate(
-                    f"{value * scale:.3g}",
-                    (value * scale, place),
-                    (2, 0),
+                    form.format(end),
+                    (end, place),
+                    (-2 if end < start else 2, 0),
                     textcoords="offset points",
+                    ha="right" if end < start else "left",
                     va="center",
                     fontsize=7.5,
                 )
             axes.set_title(heading, fontsize=8.5)
             axes.set_yticks(range(len(rows)), [visible(label) for label in labels])
-            axes.margins(x=0.2)
+            axes.margins(x=0.4 if key == "agv" else 0.25)
+            axes.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
             axes.tick_params(axis="x", labelsize=7)
         grid[0, 0].invert_yaxis()
         return artist.finish(figure, name, title, caption)
