@@ -4,9 +4,12 @@ import itertools
 
 import pytest
 from matplotlib import pyplot as plt
+from report_support import make_run
 
+from klformer.experiments.report.collect import collect
 from klformer.experiments.report.drawing import Artist, look
-from klformer.experiments.report.figures import draw_variance
+from klformer.experiments.report.figures import draw_memory_by_task, draw_variance
+from klformer.experiments.report.settings import make_settings
 
 
 class Keeper(Artist):
@@ -14,16 +17,17 @@ class Keeper(Artist):
 
     def __init__(self, attentions=()):
         super().__init__(None, attentions)
-        self.kept = []
+        self.kept, self.captions = [], []
 
     def finish(self, figure, name, title, caption):
         self.kept.append(figure)
+        self.captions.append(caption)
         figure.draw_without_rendering()
 
 
 @pytest.fixture
 def keeper():
-    keeper = Keeper()
+    keeper = Keeper(("softmax", "gmm-rks", "performer"))
     yield keeper
     for figure in keeper.kept:
         plt.close(figure)
@@ -55,3 +59,37 @@ def test_figures_of_voting_gain_can_be_read(keeper, gains):
             assert all(left.x1 + 2 < right.x0 for left, right in itertools.pairwise(ticks))
     gain = next(axes for axes in figure.axes if axes.get_title() == "AGV")
     assert [text.get_text() for text in gain.texts] == [f"{agv:.4f}"[:6] if agv < 1 else f"{agv:.3f}" for agv in gains]
+
+
+def many_settings(folder, count):
+    """Attentions of which only softmax was run everywhere."""
+    for steps in range(1, count + 1):
+        make_run(folder / f"softmax-{steps}", "softmax", training={"max_steps": steps})
+    for name in ("gmm-rks", "performer"):
+        make_run(folder / name, name, training={"max_steps": 1})
+    return make_settings(collect([folder]).runs)
+
+
+def test_memory_has_room_for_the_bars_that_there_are_only(keeper, tmp_path):
+    draw_memory_by_task(keeper, many_settings(tmp_path, 7))
+    (figure,) = keeper.kept
+    (axes,) = figure.axes
+    places = sorted(bar.get_y() + bar.get_height() / 2 for bar in axes.patches)
+    assert len(places) == 9
+    assert all(0.99 <= right - left < 2 for left, right in itertools.pairwise(places))
+    bottom, top = axes.get_ylim()
+    assert top <= places[0] - 0.5
+    assert places[-1] + 0.5 <= bottom
+    assert bottom - top < len(places) + 4
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["softmax", "gmm-rks", "performer"]
+    assert figure.get_size_inches()[1] < 4
+    assert "room" not in keeper.captions[0]
+
+
+def test_memory_of_many_settings_is_bounded_and_says_what_it_leaves_out(keeper, tmp_path):
+    draw_memory_by_task(keeper, many_settings(tmp_path, 31))
+    (figure,) = keeper.kept
+    assert figure.get_size_inches()[1] < 12
+    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches}
+    assert len(looks) == 21
+    assert keeper.captions[0].endswith("see the tables of the settings V, W, X, Y, Z, AA, AB, AC, AD, AE.")

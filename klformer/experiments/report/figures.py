@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -30,6 +31,10 @@ from klformer.experiments.report.settings import Setting
 #: What a figure shows at least: percent of accuracy, and a share of the largest memory.
 MIN_ACCURACY_SPAN = 5.0
 MIN_MEMORY_SPAN = 0.2
+HATCHES = ("", "///", "...")
+#: What the figure of memory shows at most: settings that look different, and bars on a page or so.
+MAX_SETTINGS = len(PALETTE) * len(HATCHES)
+MAX_BARS = 60
 
 
 @dataclass(frozen=True)
@@ -111,29 +116,32 @@ def _at_least(span: float, limits: tuple[float, float]) -> tuple[float, float]:
 
 
 def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing | None:
-    """Peak memory of every attention, task by task."""
-    known = [setting for setting in settings if _memories(setting)]
-    if not known:
+    """Peak memory of every attention, task by task; only bars that there are take room."""
+    found = {setting.letter: (setting, memories) for setting in settings if (memories := _memories(setting))}
+    if not found:
         return None
-    shown = {setting.letter: _memories(setting) for setting in known}
+    shown = _what_fits({letter: memories for letter, (_, memories) in found.items()})
     attentions = artist.in_order({name for memories in shown.values() for name in memories})
+    bars = [(name, letter) for name in attentions for letter, memories in shown.items() if name in memories]
+    # Attentions stand apart by half a bar.
+    places = {bar: number + 0.5 * attentions.index(bar[0]) for number, bar in enumerate(bars)}
+    middles = [fmean(places[bar] for bar in bars if bar[0] == name) for name in attentions]
     with look("memory-by-task"):
-        labels = [f"{setting.title} ({setting.letter})" for setting in known]
-        height = 1.1 + len(attentions) * (0.12 + 0.11 * len(shown)) + 0.2 * legend_rows(labels)
+        labels = [f"{found[letter][0].title} ({letter})" for letter in shown]
+        height = 1.1 + 0.12 * (len(bars) + 0.5 * len(attentions)) + 0.2 * legend_rows(labels)
         figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
-        thickness = 0.8 / len(shown)
-        for number, (memories, label) in enumerate(zip(shown.values(), labels, strict=True)):
-            rounds, place = divmod(number, len(PALETTE))
+        for number, (letter, label) in enumerate(zip(shown, labels, strict=True)):
+            rounds, colour = divmod(number, len(PALETTE))
             axes.barh(
-                [attentions.index(name) - 0.4 + thickness * (number + 0.5) for name in memories],
-                [memory / MEBIBYTE for memory in memories.values()],
-                height=0.9 * thickness,
-                color=PALETTE[place],
-                hatch=("", "///", "...")[rounds % 3],
+                [places[name, letter] for name in shown[letter]],
+                [memory / MEBIBYTE for memory in shown[letter].values()],
+                height=0.9,
+                color=PALETTE[colour],
+                hatch=HATCHES[rounds],
                 label=visible(label),
             )
-        axes.set_yticks(range(len(attentions)), [visible(name) for name in attentions])
-        axes.invert_yaxis()
+        axes.set_yticks(middles, [visible(name) for name in attentions])
+        axes.set_ylim(max(places.values()) + 1, -1)
         axes.set_xlabel("peak memory, MiB")
         axes.xaxis.set_major_formatter(thousands)
         axes.grid(axis="x")
@@ -142,7 +150,20 @@ def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing 
             "Peak memory of training and evaluation by data set. It is that of the whole process. Runs of one "
             "klformer compare share a process, so that a later one can't show less than an earlier one."
         )
+        if cut := [letter for letter, (_, memories) in found.items() if shown.get(letter) != memories]:
+            caption += f" Not all of it has room here; see the tables of the settings {', '.join(cut)}."
         return artist.finish(figure, "memory-by-task", "Memory by data set", caption)
+
+
+def _what_fits(memories: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Settings with the most attentions first, as many as one figure can show, in their own order."""
+    chosen: dict[str, dict[str, float]] = {}
+    room = MAX_BARS
+    for letter, of_setting in sorted(memories.items(), key=lambda item: -len(item[1])):
+        if len(chosen) < MAX_SETTINGS and (len(of_setting) <= room or not chosen):
+            chosen[letter] = dict(list(of_setting.items())[:room])
+            room -= len(chosen[letter])
+    return {letter: chosen[letter] for letter in memories if letter in chosen}
 
 
 def draw_variance(
