@@ -181,6 +181,34 @@ def test_seeds_are_averaged(tmp_path):
     assert group.speed() == 1001
 
 
+def test_copies_of_a_run_are_no_seeds(tmp_path):
+    for folder in ("runs", "copies"):
+        make_run(tmp_path / folder / "a", accuracy=0.5)
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    (group,) = setting.groups
+    assert group.spread() == (pytest.approx(1), "10 draws")  # not 0 over 2 seeds
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "± 1.00 over 10 draws, 2 runs, 1 seed" in text
+    assert "gmm-rks 2 1 seed " in text
+    assert " copies/a finished" in text
+    assert " runs/a finished" in text
+    make_run(tmp_path / "runs" / "b", seed=1, accuracy=0.7)
+    (group,) = make_settings(collect([tmp_path]).runs)[0].groups
+    assert group.accuracy() == pytest.approx(60)  # a seed has the same weight, however often it was run
+    assert group.spread() == (pytest.approx(100 * 0.02**0.5), "2 seeds")
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "± 14.14 over 2 seeds, 3 runs" in text
+    assert " b finished" in text
+
+
+def test_runs_with_one_name_are_told_apart(tmp_path):
+    for folder in ("x/runs", "y/runs", "z"):
+        make_run(tmp_path / folder / "a")
+    assert [run.title for run in collect([tmp_path]).runs] == ["x/runs/a", "y/runs/a", "z/a"]
+    assert [run.name for run in collect([tmp_path]).runs] == ["a"] * 3
+    assert [run.title for run in collect([tmp_path / "x"]).runs] == ["a"]
+
+
 def test_only_equal_settings_are_compared(tmp_path):
     make_run(tmp_path / "a", "gmm-rks")
     make_run(tmp_path / "b", "softmax", training={"log_every": 77})  # changes no result

@@ -24,6 +24,7 @@ from klformer.experiments.report.settings import (
     Group,
     Setting,
     attention_order,
+    count,
     make_settings,
     paper_budget,
     task_title,
@@ -169,13 +170,13 @@ def glance(setting: Setting) -> Glance:
 
 
 def _describe_spread(group: Group) -> str:
-    spread = group.spread()
-    seeds = "1 seed" if len(group.finished) == 1 else f"{len(group.finished)} seeds"
-    return (
-        seeds
-        if spread is None
-        else f"± {spread[0]:.2f} over {spread[1]}" + (f", {seeds}" if "draws" in spread[1] else "")
-    )
+    spread, runs = group.spread(), len(group.finished)
+    parts = [] if spread is None else [f"± {spread[0]:.2f} over {spread[1]}"]
+    if runs != group.seeds:
+        parts.append(count(runs, "run"))
+    if spread is None or "draws" in spread[1]:
+        parts.append(count(group.seeds, "seed"))
+    return ", ".join(parts)
 
 
 def _attentions(collection: Collection) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -48,13 +48,18 @@ class Group:
     def finished(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.result is not None)
 
+    @property
+    def seeds(self) -> int:
+        """Seeds of the finished runs; copies of a run, and runs that repeat a seed, have one."""
+        return len({run.seed for run in self.finished})
+
     def test(self, name: str) -> float | None:
         """A number of the test set, averaged over the seeds that have it."""
-        return _mean([run.result.test.get(name) for run in self.runs if run.result is not None])
+        return _mean(self._by_seed(lambda run: run.result.test.get(name) if run.result is not None else None))
 
     def number(self, name: str) -> float | None:
         """A number of result.json, averaged over the seeds that have it."""
-        return _mean([run.result.numbers.get(name) for run in self.runs if run.result is not None])
+        return _mean(self._by_seed(lambda run: run.result.numbers.get(name) if run.result is not None else None))
 
     def accuracy(self) -> float | None:
         """Test accuracy in percent."""
@@ -63,8 +68,7 @@ class Group:
 
     def spread(self) -> tuple[float, str] | None:
         """Deviation of the test accuracy in percent and over what: seeds, or draws of the only seed."""
-        accuracies = [run.result.test.get("accuracy") for run in self.runs if run.result is not None]
-        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        known = self._by_seed(lambda run: run.result.test.get("accuracy") if run.result is not None else None)
         if len(known) > 1:
             return 100 * stdev(known), f"{len(known)} seeds"
         draws, deviation = self.test("draws"), self.test("accuracy_std")
@@ -74,11 +78,18 @@ class Group:
 
     def best_validation(self) -> float | None:
         """The best validation accuracy so far in percent, averaged over seeds; there for unfinished runs, too."""
-        best = [100 * max(accuracy for _, accuracy in run.curve) for run in self.runs if run.curve]
-        return _mean(best)
+        return _mean(self._by_seed(lambda run: 100 * max(best for _, best in run.curve) if run.curve else None))
 
     def speed(self) -> float | None:
-        return _mean([run.speed for run in self.runs])
+        return _mean(self._by_seed(lambda run: run.speed))
+
+    def _by_seed(self, value: Callable[[Run], float | None]) -> list[float]:
+        """A value for every seed that has it, averaged over runs that repeat the seed."""
+        by_seed: dict[int, list[float]] = {}
+        for run in self.runs:
+            if (known := value(run)) is not None:
+                by_seed.setdefault(run.seed, []).append(known)
+        return [fmean(values) for values in by_seed.values()]
 
 
 @dataclass(frozen=True)
@@ -192,6 +203,11 @@ def paper_budget(task: str) -> str | None:
     return describe_budget(flat | {"data.max_len": lengths[task]})
 
 
+def count(number: int, what: str) -> str:
+    """A number of things: one seed, two seeds."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def base_name(attention: str) -> str:
     """The name without options."""
     return attention.partition(":")[0]
@@ -229,6 +245,5 @@ def _letter(number: int) -> str:
     return letters[number] if number < len(letters) else _letter(number // len(letters) - 1) + letters[number % 26]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -11,7 +11,7 @@ from klformer.experiments.report import paper_numbers
 from klformer.experiments.report.collect import Analysis, Run
 from klformer.experiments.report.paper_numbers import EIGENVALUES, GLUE, GLUE_COLUMNS, LRA, LRA_TASKS, RANDOM, LraRow
 from klformer.experiments.report.reading import finite
-from klformer.experiments.report.settings import Group, Setting, attention_order, task_title
+from klformer.experiments.report.settings import Group, Setting, attention_order, count, task_title
 
 #: Whose figure it is: printed in the paper, or from the runs of this report.
 Source = Literal["", "paper", "here"]
@@ -175,7 +175,7 @@ def setting_table(setting: Setting) -> Table:
     spread = "standard deviation of the test accuracy over seeds, or over draws of the frequencies if there is one seed"
     columns = [
         Column("attention", numeric=False),
-        Column("runs", hint="finished runs, one a seed"),
+        Column("runs", hint="finished runs, with the number of seeds if some have the same"),
         Column("test", "here", accuracy, hint="on the test set, averaged over draws of the frequencies and over seeds"),
         Column("±", "here", accuracy, hint=spread),
         Column("vote", "here", accuracy, hint="of the majority vote over draws of the frequencies"),
@@ -205,7 +205,11 @@ def _setting_row(group: Group, *, best: bool) -> list[Cell]:
     accuracy = group.accuracy()
     return [
         words(group.attention, code=True),
-        Cell(str(finished) if finished == total else f"{finished} of {total}", finished),
+        Cell(
+            str(finished) if finished == total else f"{finished} of {total}",
+            finished,
+            note="" if group.seeds == finished else count(group.seeds, "seed"),
+        ),
         Cell("unfinished") if accuracy is None else Cell(f"{accuracy:.2f}", accuracy, best=best),
         MISSING if spread is None else Cell(f"{spread[0]:.2f}", spread[0], note=spread[1]),
         number(None if vote is None else 100 * vote),
