@@ -32,7 +32,13 @@ from klformer.experiments.report.collect import collect
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_COLUMNS, LRA, RANDOM
 from klformer.experiments.report.settings import make_settings
-from klformer.experiments.report.tables import glue_task, lra_table, setting_table
+from klformer.experiments.report.tables import (
+    eigenvalue_head_tables,
+    eigenvalue_table,
+    glue_task,
+    lra_table,
+    setting_table,
+)
 
 
 def test_averages_of_the_lra_table_and_their_misprint():
@@ -148,6 +154,21 @@ def test_analyses_are_found_beside_the_runs_or_where_one_says(tmp_path):
         assert "a certain machine" in text
         assert "Missing: the variance" not in text
         assert "Missing: memory and time of one attention" not in text
+
+
+def test_analyses_of_runs_with_one_name_are_not_merged(tmp_path):
+    for folder in ("one", "two"):
+        write_analyses(tmp_path / folder, caption="Eigenvalues and so on.")
+    path = tmp_path / "two" / "eigenvalues.json"
+    edit(path, rows=[row | {"maximum": 0.333} for row in json.loads(path.read_text())["rows"]])
+    analyses = collect([tmp_path]).eigenvalues
+    rows = [row for row in eigenvalue_table(analyses, []).rows if row[0].text == "here"]
+    assert [(row[0].note, row[3].text, row[4].text) for row in rows] == [
+        ("text-run", "4", "0.777"),
+        ("text-run", "4", "0.333"),
+    ]
+    assert [len(table.rows) for table in eigenvalue_head_tables(analyses)[:2]] == [4, 4]
+    assert text_of(page_of(tmp_path, tmp_path)).count("Here: Eigenvalues and so on.") == 1
 
 
 def test_what_is_missing_is_shown_as_missing(tmp_path):

@@ -132,7 +132,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
         variance_table=variance_table([row for analysis in collection.variance for row in analysis.rows]),
         eigenvalues=eigenvalue_table(collection.eigenvalues, collection.runs),
         eigenvalue_heads=eigenvalue_head_tables(collection.eigenvalues),
-        eigenvalue_captions=[analysis.caption for analysis in collection.eigenvalues],
+        eigenvalue_captions=list(dict.fromkeys(analysis.caption for analysis in collection.eigenvalues)),
         glue=glue_table(settings),
         has_glue=any(glue_task(setting.task) is not None for setting in settings),
         numbers=paper_numbers,

@@ -274,7 +274,7 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
                 MISSING,
             )
         )
-    for run, heads in _by_run(analyses).items():
+    for run, heads in _by_run(analyses):
         rows.append(
             (
                 Cell("here", "here", note=run, source="here"),
@@ -295,7 +295,7 @@ def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
     place = (Column("layer"), Column("head"))
     values = ("minimum", "maximum", "mean")
     tables = []
-    for position, (run, heads) in enumerate(_by_run(analyses).items()):
+    for position, (run, heads) in enumerate(_by_run(analyses)):
         columns = (
             *place,
             *(Column(name, "here", "trained") for name in values),
@@ -368,16 +368,19 @@ def _glue_cell(attention: str, task: str, metric: str, settings: Sequence[Settin
     return MISSING
 
 
-def _by_run(analyses: Sequence[Analysis]) -> dict[str, list[Mapping[str, Any]]]:
-    by_run: dict[str, list[Mapping[str, Any]]] = {}
-    for analysis in analyses:
+def _by_run(analyses: Sequence[Analysis]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Names of runs with their rows; runs of two analyses may have the same name."""
+    by_run: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for number, analysis in enumerate(analyses):
         for row in analysis.rows:
-            by_run.setdefault(str(row["run"]), []).append(row)
-    return by_run
+            by_run.setdefault((number, str(row["run"])), []).append(row)
+    return [(name, rows) for (_, name), rows in by_run.items()]
 
 
 def _task_of(name: str, runs: Sequence[Run]) -> str:
-    return next((run.task for run in runs if run.name == name), "")
+    """The task of the runs with this name, nothing if they have several."""
+    tasks = {run.task for run in runs if run.name == name}
+    return tasks.pop() if len(tasks) == 1 else ""
 
 
 def _over(rows: Sequence[Mapping[str, Any]], key: str, summary: Any) -> float | None:
