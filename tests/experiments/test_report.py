@@ -187,9 +187,15 @@ def test_numbers_that_are_not_finite_are_missing(tmp_path):
     run = make_run(tmp_path / "run")
     score = json.loads((run / "result.json").read_text())["test"]
     edit(run / "result.json", test=score | {"accuracy": float("nan")}, peak_memory_bytes=None)
-    text = text_of(page_of(tmp_path, run))
+    page = page_of(tmp_path, run)
+    text = text_of(page)
     assert "nan" not in text.lower().split()
-    assert "unfinished A" in text
+    assert ">unfinished" not in page  # it is finished
+    assert "\N{EN DASH} A, not a number" in text
+    assert "no finished run of this setting has a test accuracy that is a number" in text
+    (setting,) = make_settings(collect([run]).runs)
+    (row,) = setting_table(setting).rows
+    assert (row[3].text, row[3].sort, row[3].note) == ("\N{EN DASH}", None, "not a number")
 
 
 def test_seeds_are_averaged(tmp_path):

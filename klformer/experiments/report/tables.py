@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -163,8 +163,14 @@ def accuracy_cell(setting: Setting, group: Group) -> Cell:
     """Accuracy with its setting; a run that is not finished says so."""
     accuracy = group.accuracy()
     if accuracy is None:
-        return Cell("unfinished", None, note=setting.letter)
+        missing = _no_accuracy(group)
+        return replace(missing, note=", ".join(filter(None, (setting.letter, missing.note))))
     return Cell(f"{accuracy:.2f}", accuracy, note=setting.letter, best=setting.is_best(group))
+
+
+def _no_accuracy(group: Group) -> Cell:
+    """Why there is no accuracy: the runs go on, or ended with one that is no number."""
+    return Cell(note="not a number") if group.finished else Cell("unfinished")
 
 
 def setting_table(setting: Setting) -> Table:
@@ -210,7 +216,7 @@ def _setting_row(group: Group, *, best: bool) -> list[Cell]:
             finished,
             note="" if group.seeds == finished else count(group.seeds, "seed"),
         ),
-        Cell("unfinished") if accuracy is None else Cell(f"{accuracy:.2f}", accuracy, best=best),
+        _no_accuracy(group) if accuracy is None else Cell(f"{accuracy:.2f}", accuracy, best=best),
         MISSING if spread is None else Cell(f"{spread[0]:.2f}", spread[0], note=spread[1]),
         number(None if vote is None else 100 * vote),
         number(group.best_validation()),
