@@ -264,13 +264,17 @@ def test_variants_have_rows_of_their_own(tmp_path):
 def test_an_average_needs_all_three_tasks(tmp_path):
     def average():
         rows = lra_table(make_settings(collect([tmp_path]).runs)).rows
-        return next(row for row in rows if row[0].note == "gmm-rks")[-1].sort
+        return next(row for row in rows if row[0].note == "gmm-rks")[-1]
 
     make_run(tmp_path / "a", task="listops", accuracy=0.2)
     make_run(tmp_path / "b", task="text", accuracy=0.3)
-    assert average() is None
+    assert average().sort is None
     make_run(tmp_path / "c", task="retrieval", accuracy=0.7)
-    assert average() == pytest.approx(40)
+    assert average().sort == pytest.approx(40)
+    assert average().note == "A, B, C"  # what it is made of
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "among figures with the same letter" in text
+    assert "down a column" not in text
 
 
 def test_glue_runs_stand_in_the_glue_table(tmp_path):

@@ -153,9 +153,10 @@ def _lra_row(
         average = paper.row_average()
         note = f"printed {paper.average:.2f}" if paper.average_is_misprinted() else ""
         cells.append(number(average, note=note, best=average == best_average))
-    own = [here[task][1].accuracy() for task in LRA_TASKS if task in here]
-    whole = [accuracy for accuracy in own if accuracy is not None]
-    cells.append(number(fmean(whole)) if len(whole) == len(LRA_TASKS) else MISSING)
+    own = [here[task] for task in LRA_TASKS if task in here]
+    whole = [accuracy for _, group in own if (accuracy := group.accuracy()) is not None]
+    letters = ", ".join(setting.letter for setting, _ in own)
+    cells.append(number(fmean(whole), note=letters) if len(whole) == len(LRA_TASKS) else MISSING)
     return tuple(cells)
 
 
