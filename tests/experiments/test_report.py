@@ -94,6 +94,17 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     assert "runs: 2 finished, 0 unfinished" in capsys.readouterr().out
 
 
+def test_a_budget_has_its_length_and_the_papers_is_called_its_own(tmp_path):
+    make_run(tmp_path / "a", preset_name="paper", data={"max_len": None})
+    make_run(tmp_path / "b", task="unheard of", data={"max_len": None})
+    known, unknown = make_settings(collect([tmp_path]).runs)
+    assert known.budget() == "20,000 steps of 32 sequences of at most 4,000 tokens, 4 layers of width 256"
+    assert "tokens" not in unknown.budget()
+    page = page_of(tmp_path, tmp_path)
+    assert "larger budget" not in page
+    assert "printed, at its own budget" in text_of(page)
+
+
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
     make_run(tmp_path / "run")
     write_benchmark(tmp_path / "bench.json")

@@ -11,6 +11,7 @@ from klformer.experiments.presets import PAPER
 from klformer.experiments.report.collect import Run
 from klformer.experiments.report.paper_numbers import LRA, RANDOM
 from klformer.experiments.report.reading import finite
+from klformer.tasks import TASKS
 
 #: Sections of the configuration that must agree, and fields in them that change no result.
 COMPARED = ("data.", "model.", "optimiser.", "schedule.", "training.")
@@ -176,7 +177,7 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
 
 
 def describe_budget(config: Mapping[str, Any]) -> str:
-    """Steps, batch, length and model, from a flat configuration."""
+    """Steps, batch, length and model, from a flat configuration; a length that is not set is the task's own."""
 
     def number(key: str) -> str:
         value = finite(config.get(key))
@@ -184,7 +185,9 @@ def describe_budget(config: Mapping[str, Any]) -> str:
 
     steps = finite(config.get("training.max_steps"))
     length = f"{steps:,} steps" if steps is not None else f"{number('training.max_epochs')} epochs"
-    tokens = finite(config.get("data.max_len"))
+    task = str(config.get("task"))
+    usual = TASKS[task].default_max_len if task in TASKS else None
+    tokens = finite(config.get("data.max_len")) or usual
     layers = "1 layer" if config.get("model.num_layers") == 1 else f"{number('model.num_layers')} layers"
     return (
         f"{length} of {number('training.batch_size')} sequences"

@@ -194,7 +194,7 @@ def setting_table(setting: Setting) -> Table:
         Column("parameters", "here", cost),
     ]
     if has_paper:
-        columns.insert(2, Column("paper", "paper", accuracy, hint="as printed in the paper, at its own, larger budget"))
+        columns.insert(2, Column("paper", "paper", accuracy, hint="as printed in the paper, at its own budget"))
     rows = []
     unranked = [group for group in setting.groups if group.accuracy() is None]
     for group in [*(group for group, _ in setting.ranked()), *unranked]:
