@@ -8,7 +8,7 @@ from report_support import make_run
 
 from klformer.experiments.report.collect import collect
 from klformer.experiments.report.drawing import Artist, look
-from klformer.experiments.report.figures import draw_memory_by_task, draw_variance
+from klformer.experiments.report.figures import Bubble, draw_bubbles, draw_memory_by_task, draw_variance
 from klformer.experiments.report.settings import make_settings
 
 
@@ -93,3 +93,14 @@ def test_memory_of_many_settings_is_bounded_and_says_what_it_leaves_out(keeper, 
     looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches}
     assert len(looks) == 21
     assert keeper.captions[0].endswith("see the tables of the settings V, W, X, Y, Z, AA, AB, AC, AD, AE.")
+
+
+@pytest.mark.parametrize("accuracies", [(100.0, 99.7, 100.0), (100.0,), (50.0, 100.0), (60.0, 61.0)])
+def test_no_accuracy_above_100(keeper, accuracies):
+    names = ("softmax", "gmm-rks", "performer")
+    bubbles = [Bubble(name, accuracy, 2.0**28, 1.0) for name, accuracy in zip(names, accuracies, strict=False)]
+    draw_bubbles(keeper, "bubbles", "Title", bubbles, "relative to softmax")
+    low, high = keeper.kept[0].axes[0].get_xlim()
+    assert max(accuracies) < high <= 100.5
+    assert low < min(accuracies)
+    assert high - low >= 5

@@ -1,5 +1,6 @@
 """The figures of runs and analyses."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,6 +32,8 @@ from klformer.experiments.report.settings import Setting
 #: What a figure shows at least: percent of accuracy, and a share of the largest memory.
 MIN_ACCURACY_SPAN = 5.0
 MIN_MEMORY_SPAN = 0.2
+#: Where an axis of accuracy ends at the latest, in percent.
+MAX_ACCURACY = 100.5
 HATCHES = ("", "///", "...")
 #: What the figure of memory shows at most: settings that look different, and bars on a page or so.
 MAX_SETTINGS = len(PALETTE) * len(HATCHES)
@@ -91,9 +94,10 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
         for bubble, size in zip(bubbles, sizes, strict=True):
             colour = artist.style(bubble.attention)["color"]
             place = (bubble.accuracy, bubble.memory / MEBIBYTE)
-            axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1)
+            # A circle at 100% goes beyond the end of the axis.
+            axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1, clip_on=False)
         axes.margins(0.12, 0.25)
-        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim()))
+        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim(), ceiling=MAX_ACCURACY))
         largest = max(bubble.memory for bubble in bubbles) / MEBIBYTE
         axes.set_ylim(_at_least(MIN_MEMORY_SPAN * largest, axes.get_ylim()))
         axes.set_xlabel("test accuracy, %")
@@ -108,11 +112,12 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
         return artist.finish(figure, name, title, caption)
 
 
-def _at_least(span: float, limits: tuple[float, float]) -> tuple[float, float]:
-    """Limits of an axis that are so far apart: smaller differences are not to look large."""
+def _at_least(span: float, limits: tuple[float, float], *, ceiling: float = math.inf) -> tuple[float, float]:
+    """Limits of an axis that are so far apart, below a ceiling: smaller differences are not to look large."""
     low, high = limits
     missing = max(0.0, span - (high - low)) / 2
-    return low - missing, high + missing
+    high = min(high + missing, ceiling)
+    return min(low - missing, high - span), high
 
 
 def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing | None:
