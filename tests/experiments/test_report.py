@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import tempfile
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -27,7 +29,7 @@ from report_support import (
 
 from klformer.attention import attention_names
 from klformer.experiments.presets import LAPTOP
-from klformer.experiments.report import command
+from klformer.experiments.report import command, page
 from klformer.experiments.report.collect import collect
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_COLUMNS, LRA, RANDOM
@@ -346,6 +348,41 @@ def test_what_is_not_there_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"can't write .*report\.html"):
         command.run(Report(runs=(tmp_path / "run",), out=tmp_path / "file" / "report.html"))
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    out = tmp_path / "out"
+    (out / "folder").mkdir(parents=True)
+    (out / "rep-figures").write_text("somebody's")
+    before = set(out.rglob("*"))
+    monkeypatch.chdir(out)
+    for target, message in (
+        ("folder", r"can't write folder: it is a folder; name a file in it, such as folder/report\.html"),
+        (".", r"can't write \.: it is a folder; name a file in it, such as report\.html"),
+        ("rep.html", r"can't write figures to rep-figures: it is a file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            command.run(Report(runs=(run,), out=Path(target)))
+        assert set(out.rglob("*")) == before
+    monkeypatch.setattr(page, "draw_memory_by_task", lambda *_: os.open(tmp_path / "nowhere", os.O_RDONLY))
+    with pytest.raises(ValueError, match=r"can't write page\.html: No such file"):
+        command.run(Report(runs=(run,), out=Path("page.html")))
+    assert set(out.rglob("*")) == before
+
+
+def test_a_smaller_page_removes_figures_of_the_larger_and_nothing_else(tmp_path):
+    for task in ("text", "listops"):
+        make_run(tmp_path / "runs" / task, task=task)
+    page_of(tmp_path, tmp_path / "runs")
+    figures = tmp_path / "out" / "report-figures"
+    assert (figures / "curves-B.svg").exists()
+    for mine in ("mine.svg", "curves-A.png"):
+        (figures / mine).write_text("<svg/>")
+    page_of(tmp_path, tmp_path / "runs" / "text")
+    files = {path.name for path in figures.iterdir()}
+    assert files == {"bubbles-A.svg", "curves-A.svg", "memory-by-task.svg", "mine.svg", "curves-A.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "report-figures"}
 
 
 def test_the_command_is_typed_as_a_user_would():
