@@ -80,6 +80,18 @@ def test_eigenvalue_summaries_follow_from_the_heads_but_for_one_misprint(table):
         assert table.maximum() == pytest.approx(table.printed_maximum, abs=0.001)
 
 
+def test_what_the_paper_prints_is_shown_where_it_looks_different():
+    papers = [row for row in eigenvalue_table([], []).rows if row[0].text == "paper"]
+    assert [(row[4].text, row[4].note) for row in papers] == [
+        ("0.486", ""),
+        ("0.097", "printed 0.096"),
+        ("0.499", ""),
+        ("0.211", "printed 0.186"),
+    ]
+    for row, table in zip(papers, EIGENVALUES, strict=True):
+        assert str(table.printed_mean) in (row[5].text, row[5].note.removeprefix("printed "))
+
+
 def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     make_run(tmp_path / "runs" / "a", "gmm-rks", accuracy=0.625)
     make_run(tmp_path / "runs" / "b", "softmax", accuracy=0.5)
@@ -320,6 +332,11 @@ def test_where_the_data_lay_is_not_published(tmp_path):
         ("result.json", "{}", r"result\.json is damaged: it has no 'test'"),
         ("metrics.jsonl", '{"kind": \n{}\n', r"metrics\.jsonl is damaged"),
         ("metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl is damaged: a line has no step"),
+        (
+            "metrics.jsonl",
+            f'{{"kind": "validation", "accuracy": 0.5, "step": {"1" * 401}}}\n',
+            r"metrics\.jsonl is damaged: a line has a step above 1,000,000,000,000",
+        ),
         ("variance.json", '{"caption": "x"}', r"variance\.json has no list of rows"),
         ("variance.json", '{"rows": [{"run": "x"}]}', r"variance\.json: a row of rows has no 'attention'"),
         ("eigenvalues.json", "nonsense", r"eigenvalues\.json is not JSON"),

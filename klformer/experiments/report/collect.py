@@ -29,6 +29,8 @@ BENCHMARKS = {f"{name}.json": f"klformer bench {name} --out FOLDER" for name in 
 METRICS = "metrics.jsonl"
 #: Folders of a run that hold nothing for a report.
 PASSED_OVER = {"checkpoints", "tensorboard", "variance-scores"}
+#: No run has as many steps; larger numbers can't be drawn.
+MAX_STEP = 10**12
 #: How deep runs may lie below a folder that is given.
 MAX_DEPTH = 4
 #: Where the data lay says nothing about a result, and a page may be published.
@@ -255,8 +257,12 @@ def _read_record(path: Path) -> list[dict[str, Any]]:
         lines = read_lines(path)
     except (OSError, TrainingError) as error:
         raise ValueError(str(error)) from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
         raise ValueError(f"{path} is damaged: a line has no step")
+    if any(abs(line["step"]) > MAX_STEP for line in lines):
+        raise ValueError(f"{path} is damaged: a line has a step above {MAX_STEP:,}")
     return lines
 
 

@@ -268,15 +268,14 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
     )
     rows: list[tuple[Cell, ...]] = []
     for paper in EIGENVALUES:
-        differs = abs(paper.maximum() - paper.printed_maximum) > 0.001
         rows.append(
             (
                 Cell("paper", "paper", source="paper"),
                 words(paper.task),
                 words(paper.attention, code=True),
                 number(len(paper.heads), "{:.0f}"),
-                number(paper.maximum(), "{:.3f}", note=f"printed {paper.printed_maximum}" if differs else ""),
-                number(paper.mean(), "{:.3f}"),
+                _beside_printed(paper.maximum(), paper.printed_maximum),
+                _beside_printed(paper.mean(), paper.printed_mean),
                 MISSING,
                 MISSING,
             )
@@ -295,6 +294,12 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
             )
         )
     return Table("eigenvalues", "Eigenvalues of the covariance of the frequencies", columns, tuple(rows))
+
+
+def _beside_printed(value: float, printed: float) -> Cell:
+    """A figure of the paper's tables by heads, with what its summary prints if that looks different."""
+    shown, summary = f"{value:.3f}", f"{printed:.3f}"
+    return Cell(shown, value, note="" if shown == summary else f"printed {summary}")
 
 
 def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
