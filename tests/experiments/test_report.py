@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import tempfile
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -27,12 +29,18 @@ from report_support import (
 
 from klformer.attention import attention_names
 from klformer.experiments.presets import LAPTOP
-from klformer.experiments.report import command
+from klformer.experiments.report import command, page
 from klformer.experiments.report.collect import collect
 from klformer.experiments.report.command import Report
 from klformer.experiments.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_COLUMNS, LRA, RANDOM
 from klformer.experiments.report.settings import make_settings
-from klformer.experiments.report.tables import glue_task, lra_table, setting_table
+from klformer.experiments.report.tables import (
+    eigenvalue_head_tables,
+    eigenvalue_table,
+    glue_task,
+    lra_table,
+    setting_table,
+)
 
 
 def test_averages_of_the_lra_table_and_their_misprint():
@@ -72,6 +80,18 @@ def test_eigenvalue_summaries_follow_from_the_heads_but_for_one_misprint(table):
         assert table.maximum() == pytest.approx(table.printed_maximum, abs=0.001)
 
 
+def test_what_the_paper_prints_is_shown_where_it_looks_different():
+    papers = [row for row in eigenvalue_table([], []).rows if row[0].text == "paper"]
+    assert [(row[4].text, row[4].note) for row in papers] == [
+        ("0.486", ""),
+        ("0.097", "printed 0.096"),
+        ("0.499", ""),
+        ("0.211", "printed 0.186"),
+    ]
+    for row, table in zip(papers, EIGENVALUES, strict=True):
+        assert str(table.printed_mean) in (row[5].text, row[5].note.removeprefix("printed "))
+
+
 def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     make_run(tmp_path / "runs" / "a", "gmm-rks", accuracy=0.625)
     make_run(tmp_path / "runs" / "b", "softmax", accuracy=0.5)
@@ -86,6 +106,17 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     assert "torch 9.9.9" in text
     assert "validation on 10% of the training set (protocol holdout)" in text.lower()
     assert "runs: 2 finished, 0 unfinished" in capsys.readouterr().out
+
+
+def test_a_budget_has_its_length_and_the_papers_is_called_its_own(tmp_path):
+    make_run(tmp_path / "a", preset_name="paper", data={"max_len": None})
+    make_run(tmp_path / "b", task="unheard of", data={"max_len": None})
+    known, unknown = make_settings(collect([tmp_path]).runs)
+    assert known.budget() == "20,000 steps of 32 sequences of at most 4,000 tokens, 4 layers of width 256"
+    assert "tokens" not in unknown.budget()
+    page = page_of(tmp_path, tmp_path)
+    assert "larger budget" not in page
+    assert "printed, at its own budget" in text_of(page)
 
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path):
@@ -150,6 +181,21 @@ def test_analyses_are_found_beside_the_runs_or_where_one_says(tmp_path):
         assert "Missing: memory and time of one attention" not in text
 
 
+def test_analyses_of_runs_with_one_name_are_not_merged(tmp_path):
+    for folder in ("one", "two"):
+        write_analyses(tmp_path / folder, caption="Eigenvalues and so on.")
+    path = tmp_path / "two" / "eigenvalues.json"
+    edit(path, rows=[row | {"maximum": 0.333} for row in json.loads(path.read_text())["rows"]])
+    analyses = collect([tmp_path]).eigenvalues
+    rows = [row for row in eigenvalue_table(analyses, []).rows if row[0].text == "here"]
+    assert [(row[0].note, row[3].text, row[4].text) for row in rows] == [
+        ("text-run", "4", "0.777"),
+        ("text-run", "4", "0.333"),
+    ]
+    assert [len(table.rows) for table in eigenvalue_head_tables(analyses)[:2]] == [4, 4]
+    assert text_of(page_of(tmp_path, tmp_path)).count("Here: Eigenvalues and so on.") == 1
+
+
 def test_what_is_missing_is_shown_as_missing(tmp_path):
     make_run(tmp_path / "runs" / "a", finished=False)
     (tmp_path / "runs" / "a" / "metrics.jsonl").unlink()
@@ -166,9 +212,15 @@ def test_numbers_that_are_not_finite_are_missing(tmp_path):
     run = make_run(tmp_path / "run")
     score = json.loads((run / "result.json").read_text())["test"]
     edit(run / "result.json", test=score | {"accuracy": float("nan")}, peak_memory_bytes=None)
-    text = text_of(page_of(tmp_path, run))
+    page = page_of(tmp_path, run)
+    text = text_of(page)
     assert "nan" not in text.lower().split()
-    assert "unfinished A" in text
+    assert ">unfinished" not in page  # it is finished
+    assert "\N{EN DASH} A, not a number" in text
+    assert "no finished run of this setting has a test accuracy that is a number" in text
+    (setting,) = make_settings(collect([run]).runs)
+    (row,) = setting_table(setting).rows
+    assert (row[3].text, row[3].sort, row[3].note) == ("\N{EN DASH}", None, "not a number")
 
 
 def test_seeds_are_averaged(tmp_path):
@@ -179,6 +231,34 @@ def test_seeds_are_averaged(tmp_path):
     assert group.accuracy() == pytest.approx(60)
     assert group.spread() == (pytest.approx(10), "3 seeds")
     assert group.speed() == 1001
+
+
+def test_copies_of_a_run_are_no_seeds(tmp_path):
+    for folder in ("runs", "copies"):
+        make_run(tmp_path / folder / "a", accuracy=0.5)
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    (group,) = setting.groups
+    assert group.spread() == (pytest.approx(1), "10 draws")  # not 0 over 2 seeds
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "± 1.00 over 10 draws, 2 runs, 1 seed" in text
+    assert "gmm-rks 2 1 seed " in text
+    assert " copies/a finished" in text
+    assert " runs/a finished" in text
+    make_run(tmp_path / "runs" / "b", seed=1, accuracy=0.7)
+    (group,) = make_settings(collect([tmp_path]).runs)[0].groups
+    assert group.accuracy() == pytest.approx(60)  # a seed has the same weight, however often it was run
+    assert group.spread() == (pytest.approx(100 * 0.02**0.5), "2 seeds")
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "± 14.14 over 2 seeds, 3 runs" in text
+    assert " b finished" in text
+
+
+def test_runs_with_one_name_are_told_apart(tmp_path):
+    for folder in ("x/runs", "y/runs", "z"):
+        make_run(tmp_path / folder / "a")
+    assert [run.title for run in collect([tmp_path]).runs] == ["x/runs/a", "y/runs/a", "z/a"]
+    assert [run.name for run in collect([tmp_path]).runs] == ["a"] * 3
+    assert [run.title for run in collect([tmp_path / "x"]).runs] == ["a"]
 
 
 def test_only_equal_settings_are_compared(tmp_path):
@@ -209,13 +289,17 @@ def test_variants_have_rows_of_their_own(tmp_path):
 def test_an_average_needs_all_three_tasks(tmp_path):
     def average():
         rows = lra_table(make_settings(collect([tmp_path]).runs)).rows
-        return next(row for row in rows if row[0].note == "gmm-rks")[-1].sort
+        return next(row for row in rows if row[0].note == "gmm-rks")[-1]
 
     make_run(tmp_path / "a", task="listops", accuracy=0.2)
     make_run(tmp_path / "b", task="text", accuracy=0.3)
-    assert average() is None
+    assert average().sort is None
     make_run(tmp_path / "c", task="retrieval", accuracy=0.7)
-    assert average() == pytest.approx(40)
+    assert average().sort == pytest.approx(40)
+    assert average().note == "A, B, C"  # what it is made of
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "among figures with the same letter" in text
+    assert "down a column" not in text
 
 
 def test_glue_runs_stand_in_the_glue_table(tmp_path):
@@ -246,8 +330,14 @@ def test_where_the_data_lay_is_not_published(tmp_path):
         ("config.json", b"\xff\xfe", r"can't read .*config\.json"),
         ("result.json", '{"test": ', r"result\.json is not JSON"),
         ("result.json", "{}", r"result\.json is damaged: it has no 'test'"),
-        ("metrics.jsonl", '{"kind": \n{}\n', r"metrics\.jsonl is damaged"),
-        ("metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl is damaged: a line has no step"),
+        ("metrics.jsonl", '{"kind": \n{}\n', r"metrics\.jsonl.* is damaged"),
+        ("metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl.* is damaged"),
+        ("metrics.jsonl", '{"kind": "train", "step": "7"}\n', r"metrics\.jsonl is damaged: a line has no step"),
+        (
+            "metrics.jsonl",
+            f'{{"kind": "validation", "accuracy": 0.5, "step": {"1" * 401}}}\n',
+            r"metrics\.jsonl is damaged: a line has a step above 1,000,000,000,000",
+        ),
         ("variance.json", '{"caption": "x"}', r"variance\.json has no list of rows"),
         ("variance.json", '{"rows": [{"run": "x"}]}', r"variance\.json: a row of rows has no 'attention'"),
         ("eigenvalues.json", "nonsense", r"eigenvalues\.json is not JSON"),
@@ -276,6 +366,41 @@ def test_what_is_not_there_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"can't write .*report\.html"):
         command.run(Report(runs=(tmp_path / "run",), out=tmp_path / "file" / "report.html"))
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    out = tmp_path / "out"
+    (out / "folder").mkdir(parents=True)
+    (out / "rep-figures").write_text("somebody's")
+    before = set(out.rglob("*"))
+    monkeypatch.chdir(out)
+    for target, message in (
+        ("folder", r"can't write folder: it is a folder; name a file in it, such as folder/report\.html"),
+        (".", r"can't write \.: it is a folder; name a file in it, such as report\.html"),
+        ("rep.html", r"can't write figures to rep-figures: it is a file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            command.run(Report(runs=(run,), out=Path(target)))
+        assert set(out.rglob("*")) == before
+    monkeypatch.setattr(page, "draw_memory_by_task", lambda *_: os.open(tmp_path / "nowhere", os.O_RDONLY))
+    with pytest.raises(ValueError, match=r"can't write page\.html: No such file"):
+        command.run(Report(runs=(run,), out=Path("page.html")))
+    assert set(out.rglob("*")) == before
+
+
+def test_a_smaller_page_removes_figures_of_the_larger_and_nothing_else(tmp_path):
+    for task in ("text", "listops"):
+        make_run(tmp_path / "runs" / task, task=task)
+    page_of(tmp_path, tmp_path / "runs")
+    figures = tmp_path / "out" / "report-figures"
+    assert (figures / "curves-B.svg").exists()
+    for mine in ("mine.svg", "curves-A.png"):
+        (figures / mine).write_text("<svg/>")
+    page_of(tmp_path, tmp_path / "runs" / "text")
+    files = {path.name for path in figures.iterdir()}
+    assert files == {"bubbles-A.svg", "curves-A.svg", "memory-by-task.svg", "mine.svg", "curves-A.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "report-figures"}
 
 
 def test_the_command_is_typed_as_a_user_would():
@@ -366,8 +491,8 @@ def test_tables_sort_when_clicked(browser, report):
     browser.run(CLICK.format("lra", 2))
     assert browser.run(COLUMN.format("lra", 2))[:3] == ["37.42", "37.08", "37.05"]
     for table, column, order in (
-        ("speed-0-3", 1, ["2.00", "0.500", "not run: exit code -9: no message"]),
-        ("model-length-0", 4, ["4,098", "not run", "not run"]),
+        ("speed-0-3", 1, ["2.00", "0.500", "not run: killed by SIGKILL"]),
+        ("model-length-0", 4, ["4,096", "not run", "not run"]),
         ("peers-0", 5, ["2.50", "0.50", "0.50", "0.50", "0.50"]),
     ):
         browser.run(CLICK.format(table, column))

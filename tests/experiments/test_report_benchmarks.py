@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from report_support import (
@@ -78,6 +79,13 @@ def test_the_papers_batch_is_said_to_be_the_papers(tmp_path):
     benchmark = read_benchmark(write_models(tmp_path, tasks=("text",), lengths=(), batch_size="paper"))
     (note,) = speed_table("", benchmark.speed).notes
     assert note == "A step has 32 sequences, as in the paper, of 4,000 tokens."
+
+
+@pytest.mark.parametrize(("task", "what"), [("text", "1 sequence"), ("retrieval", "1 pair of sequences")])
+def test_one_sequence_is_not_several(tmp_path, task, what):
+    benchmark = read_benchmark(write_models(tmp_path, tasks=(task,), lengths=()))
+    (note,) = speed_table("speed", [replace(row, batch_size=1) for row in benchmark.speed]).notes
+    assert note.startswith(f"A step has {what} (in the paper ")
 
 
 def test_what_was_not_run_has_a_reason_in_place_of_a_number(tmp_path):

@@ -54,7 +54,9 @@ def _speed_row(row: ModelRow) -> tuple[Cell, ...]:
 
 def _describe_step(row: ModelRow) -> str:
     """Batch and length of a step here, and the paper's batch."""
-    what = "pairs of sequences" if row.task in TASKS and TASKS[row.task].is_pair else "sequences"
+    is_pair = row.task in TASKS and TASKS[row.task].is_pair
+    one, many = ("pair of sequences", "pairs of sequences") if is_pair else ("sequence", "sequences")
+    what = one if row.batch_size == 1 else many
     here, paper = (number(batch, "{:,.0f}").text for batch in (row.batch_size, row.paper_batch_size))
     reason = f"; {row.batch_note}" if row.batch_note else ""
     batch = f"{here} {what}, as in the paper," if here == paper else f"{here} {what} (in the paper {paper}{reason})"

@@ -6,6 +6,7 @@ name.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ BENCHMARKS = {f"{name}.json": f"klformer bench {name} --out FOLDER" for name in 
 METRICS = "metrics.jsonl"
 #: Folders of a run that hold nothing for a report.
 PASSED_OVER = {"checkpoints", "tensorboard", "variance-scores"}
+#: No run has as many steps; larger numbers can't be drawn.
+MAX_STEP = 10**12
 #: How deep runs may lie below a folder that is given.
 MAX_DEPTH = 4
 #: Where the data lay says nothing about a result, and a page may be published.
@@ -61,6 +64,8 @@ class Run:
     """One run, finished or not."""
 
     name: str
+    #: The name, below as many folders as tell it from other runs of the report.
+    title: str
     task: str
     #: The attention with the options in which it differs from its preset.
     attention: str
@@ -138,10 +143,12 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
     if bench is not None:
         for path in _benchmark_files(bench):
             found.add_file(path)
+    paths = sorted(found.runs.values())
+    titles = _titles([path.resolve() for path in paths])
     files = sorted(found.files.values())
     benchmarks = [read_benchmark(path) for path in files if path.name not in (VARIANCE, EIGENVALUES)]
     return Collection(
-        runs=tuple(read_run(path) for path in sorted(found.runs.values())),
+        runs=tuple(read_run(path, title=title) for path, title in zip(paths, titles, strict=True)),
         variance=tuple(read_analysis(path) for path in files if path.name == VARIANCE),
         eigenvalues=tuple(read_analysis(path) for path in files if path.name == EIGENVALUES),
         attention_benchmarks=tuple(one for one in benchmarks if isinstance(one, AttentionBenchmark)),
@@ -178,8 +185,26 @@ def _look_through(top: Path, found: _Found) -> int:
     return count
 
 
-def read_run(folder: Path) -> Run:
+def _titles(folders: Sequence[Path]) -> list[str]:
+    """The names of different folders, each below as many of its parents as tell it from the others."""
+    depths = [1] * len(folders)
+    while True:
+        titles = [Path(*folder.parts[-depth:]).as_posix() for folder, depth in zip(folders, depths, strict=True)]
+        times = Counter(titles)
+        longer = [
+            depth + (times[title] > 1 and depth < len(folder.parts))
+            for folder, depth, title in zip(folders, depths, titles, strict=True)
+        ]
+        if longer == depths:
+            return titles
+        depths = longer
+
+
+def read_run(folder: Path, *, title: str = "") -> Run:
     """Read the configuration, the record and, if the run is finished, the result.
+
+    Args:
+        title: What to call it; its name, if nothing is given.
 
     Raises:
         ValueError: a file can't be read, or something that a report needs is not in it.
@@ -197,6 +222,7 @@ def read_run(folder: Path) -> Run:
     result = _read_result(folder / RESULT) if (folder / RESULT).exists() else None
     return Run(
         name=folder.resolve().name,
+        title=title or folder.resolve().name,
         task=task_label(task, finite(flat.get("data.sparsity"))),
         attention=_label(task, preset, name, options),
         attention_name=name,
@@ -231,8 +257,12 @@ def _read_record(path: Path) -> list[dict[str, Any]]:
         lines = read_lines(path)
     except (OSError, TrainingError) as error:
         raise ValueError(str(error)) from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
         raise ValueError(f"{path} is damaged: a line has no step")
+    if any(abs(line["step"]) > MAX_STEP for line in lines):
+        raise ValueError(f"{path} is damaged: a line has a step above {MAX_STEP:,}")
     return lines
 
 

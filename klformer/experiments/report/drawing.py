@@ -30,6 +30,8 @@ WIDTH = 5.0
 MAX_LABEL = 30
 #: Inches that a letter beside a figure takes.
 LETTER = 0.067
+#: Stands in the head of a figure's file, so that a later report may remove it.
+MARK = "<!-- a figure of klformer report -->"
 #: Letters of a file's name.
 MAX_NAME = 60
 LOOK: dict[Any, Any] = {
@@ -100,7 +102,15 @@ class Artist:
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"{name}.svg"
         save(figure, target)
-        return Drawing(name, title, caption, inline(target.read_text(), name, title))
+        svg = target.read_text(encoding="utf-8")
+        target.write_text(svg.replace("<svg", f"{MARK}\n<svg", 1), encoding="utf-8")
+        return Drawing(name, title, caption, inline(svg, name, title))
+
+
+def is_drawn_here(path: Path) -> bool:
+    """Whether a file is a figure of a report, and not somebody's own."""
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(1000)
 
 
 def inline(svg: str, name: str, title: str) -> Markup:

@@ -1,10 +1,13 @@
 """The figures of runs and analyses."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from klformer.bench.measure import MEBIBYTE
 from klformer.experiments.report.drawing import (
@@ -29,6 +32,12 @@ from klformer.experiments.report.settings import Setting
 #: What a figure shows at least: percent of accuracy, and a share of the largest memory.
 MIN_ACCURACY_SPAN = 5.0
 MIN_MEMORY_SPAN = 0.2
+#: Where an axis of accuracy ends at the latest, in percent.
+MAX_ACCURACY = 100.5
+HATCHES = ("", "///", "...")
+#: What the figure of memory shows at most: settings that look different, and bars on a page or so.
+MAX_SETTINGS = len(PALETTE) * len(HATCHES)
+MAX_BARS = 60
 
 
 @dataclass(frozen=True)
@@ -85,9 +94,10 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
         for bubble, size in zip(bubbles, sizes, strict=True):
             colour = artist.style(bubble.attention)["color"]
             place = (bubble.accuracy, bubble.memory / MEBIBYTE)
-            axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1)
+            # A circle at 100% goes beyond the end of the axis.
+            axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1, clip_on=False)
         axes.margins(0.12, 0.25)
-        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim()))
+        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim(), ceiling=MAX_ACCURACY))
         largest = max(bubble.memory for bubble in bubbles) / MEBIBYTE
         axes.set_ylim(_at_least(MIN_MEMORY_SPAN * largest, axes.get_ylim()))
         axes.set_xlabel("test accuracy, %")
@@ -102,37 +112,41 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
         return artist.finish(figure, name, title, caption)
 
 
-def _at_least(span: float, limits: tuple[float, float]) -> tuple[float, float]:
-    """Limits of an axis that are so far apart: smaller differences are not to look large."""
+def _at_least(span: float, limits: tuple[float, float], *, ceiling: float = math.inf) -> tuple[float, float]:
+    """Limits of an axis that are so far apart, below a ceiling: smaller differences are not to look large."""
     low, high = limits
     missing = max(0.0, span - (high - low)) / 2
-    return low - missing, high + missing
+    high = min(high + missing, ceiling)
+    return min(low - missing, high - span), high
 
 
 def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing | None:
-    """Peak memory of every attention, task by task."""
-    known = [setting for setting in settings if _memories(setting)]
-    if not known:
+    """Peak memory of every attention, task by task; only bars that there are take room."""
+    found = {setting.letter: (setting, memories) for setting in settings if (memories := _memories(setting))}
+    if not found:
         return None
-    shown = {setting.letter: _memories(setting) for setting in known}
+    shown = _what_fits({letter: memories for letter, (_, memories) in found.items()})
     attentions = artist.in_order({name for memories in shown.values() for name in memories})
+    bars = [(name, letter) for name in attentions for letter, memories in shown.items() if name in memories]
+    # Attentions stand apart by half a bar.
+    places = {bar: number + 0.5 * attentions.index(bar[0]) for number, bar in enumerate(bars)}
+    middles = [fmean(places[bar] for bar in bars if bar[0] == name) for name in attentions]
     with look("memory-by-task"):
-        labels = [f"{setting.title} ({setting.letter})" for setting in known]
-        height = 1.1 + len(attentions) * (0.12 + 0.11 * len(shown)) + 0.2 * legend_rows(labels)
+        labels = [f"{found[letter][0].title} ({letter})" for letter in shown]
+        height = 1.1 + 0.12 * (len(bars) + 0.5 * len(attentions)) + 0.2 * legend_rows(labels)
         figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
-        thickness = 0.8 / len(shown)
-        for number, (memories, label) in enumerate(zip(shown.values(), labels, strict=True)):
-            rounds, place = divmod(number, len(PALETTE))
+        for number, (letter, label) in enumerate(zip(shown, labels, strict=True)):
+            rounds, colour = divmod(number, len(PALETTE))
             axes.barh(
-                [attentions.index(name) - 0.4 + thickness * (number + 0.5) for name in memories],
-                [memory / MEBIBYTE for memory in memories.values()],
-                height=0.9 * thickness,
-                color=PALETTE[place],
-                hatch=("", "///", "...")[rounds % 3],
+                [places[name, letter] for name in shown[letter]],
+                [memory / MEBIBYTE for memory in shown[letter].values()],
+                height=0.9,
+                color=PALETTE[colour],
+                hatch=HATCHES[rounds],
                 label=visible(label),
             )
-        axes.set_yticks(range(len(attentions)), [visible(name) for name in attentions])
-        axes.invert_yaxis()
+        axes.set_yticks(middles, [visible(name) for name in attentions])
+        axes.set_ylim(max(places.values()) + 1, -1)
         axes.set_xlabel("peak memory, MiB")
         axes.xaxis.set_major_formatter(thousands)
         axes.grid(axis="x")
@@ -141,7 +155,20 @@ def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing 
             "Peak memory of training and evaluation by data set. It is that of the whole process. Runs of one "
             "klformer compare share a process, so that a later one can't show less than an earlier one."
         )
+        if cut := [letter for letter, (_, memories) in found.items() if shown.get(letter) != memories]:
+            caption += f" Not all of it has room here; see the tables of the settings {', '.join(cut)}."
         return artist.finish(figure, "memory-by-task", "Memory by data set", caption)
+
+
+def _what_fits(memories: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Settings with the most attentions first, as many as one figure can show, in their own order."""
+    chosen: dict[str, dict[str, float]] = {}
+    room = MAX_BARS
+    for letter, of_setting in sorted(memories.items(), key=lambda item: -len(item[1])):
+        if len(chosen) < MAX_SETTINGS and (len(of_setting) <= room or not chosen):
+            chosen[letter] = dict(list(of_setting.items())[:room])
+            room -= len(chosen[letter])
+    return {letter: chosen[letter] for letter in memories if letter in chosen}
 
 
 def draw_variance(
@@ -164,25 +191,31 @@ def draw_variance(
         height = 2 * (0.75 + 0.2 * len(rows))
         figure, grid = plt.subplots(2, 2, figsize=(WIDTH, height), layout="constrained", sharey=True)
         for axes, (key, heading, scale) in zip(grid.flat, panels, strict=True):
-            values = [finite(row.get(key)) for row in rows]
-            for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+            start, form = (1.0, "{:#.4g}") if key == "agv" else (0.0, "{:.3g}")
+            axes.axvline(start, color=INK, linewidth=0.8)
+            for place, row in enumerate(rows):
+                value = finite(row.get(key))
                 if value is None:
-                    axes.text(0, place, " missing", va="center", fontsize=7.5, fontstyle="italic")
+                    axes.text(start, place, " missing", va="center", fontsize=7.5, fontstyle="italic")
                     continue
-                start = 1.0 if key == "agv" else 0.0
-                colour = artist.style(str(row["attention"]))["color"]
-                axes.barh(place, value * scale - start, left=start, height=0.66, color=colour)
+                end = value * scale
+                axes.barh(
+                    place, end - start, left=start, height=0.66, color=artist.style(str(row["attention"]))["color"]
+                )
+                # A label stands beyond the end of its bar, which may go to the left.
                 axes.annotate(
-                    f"{value * scale:.3g}",
-                    (value * scale, place),
-                    (2, 0),
+                    form.format(end),
+                    (end, place),
+                    (-2 if end < start else 2, 0),
                     textcoords="offset points",
+                    ha="right" if end < start else "left",
                     va="center",
                     fontsize=7.5,
                 )
             axes.set_title(heading, fontsize=8.5)
             axes.set_yticks(range(len(rows)), [visible(label) for label in labels])
-            axes.margins(x=0.2)
+            axes.margins(x=0.4 if key == "agv" else 0.25)
+            axes.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
             axes.tick_params(axis="x", labelsize=7)
         grid[0, 0].invert_yaxis()
         return artist.finish(figure, name, title, caption)

@@ -3,12 +3,14 @@
 import base64
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from statistics import fmean, geometric_mean
+from tempfile import TemporaryDirectory
 
 from jinja2 import BaseLoader, Environment, StrictUndefined
 from markupsafe import Markup
@@ -16,7 +18,7 @@ from markupsafe import Markup
 import klformer
 from klformer.experiments.report import paper_numbers
 from klformer.experiments.report.collect import Collection
-from klformer.experiments.report.drawing import Artist, Drawing
+from klformer.experiments.report.drawing import Artist, Drawing, is_drawn_here
 from klformer.experiments.report.efficiency import make_efficiency
 from klformer.experiments.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
 from klformer.experiments.report.paper_numbers import LRA, LRA_TASKS
@@ -24,6 +26,7 @@ from klformer.experiments.report.settings import (
     Group,
     Setting,
     attention_order,
+    count,
     make_settings,
     paper_budget,
     task_title,
@@ -84,18 +87,40 @@ def write_report(collection: Collection, target: Path, *, title: str) -> list[Pa
         What was written: the page first.
 
     Raises:
-        ValueError: the page can't be written there.
+        ValueError: the page can't be written there; nothing is left behind.
     """
+    if target.is_dir():
+        raise ValueError(f"can't write {target}: it is a folder; name a file in it, such as {target / 'report.html'}")
     folder = target.with_name(f"{target.stem}-figures")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"can't write figures to {folder}: it is a file; move it, or give the page another name")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        page, drawings = render(collection, folder, title=title)
-        temporary = target.with_name(f".{target.name}.tmp")
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, target)
+        with TemporaryDirectory(dir=target.parent, prefix=f".{target.stem}-") as name:
+            room = Path(name)
+            page, drawings = render(collection, room / "figures", title=title)
+            (room / "page").write_text(page, encoding="utf-8")
+            figures = _put_figures([room / "figures" / f"{drawing.name}.svg" for drawing in drawings], folder)
+            os.replace(room / "page", target)
     except OSError as error:
         raise ValueError(f"can't write {target}: {error.strerror or error}") from error
-    return [target, *(folder / f"{drawing.name}.svg" for drawing in drawings)]
+    return [target, *figures]
+
+
+def _put_figures(drawn: Sequence[Path], folder: Path) -> list[Path]:
+    """Move figures to their folder, and remove those of an earlier page that this one does not have."""
+    figures = [folder / path.name for path in drawn]
+    try:
+        if drawn:
+            folder.mkdir(exist_ok=True)
+        for path, figure in zip(drawn, figures, strict=True):
+            shutil.move(path, figure)
+        for path in folder.glob("*.svg"):
+            if path not in figures and is_drawn_here(path):
+                path.unlink()
+    except OSError as error:
+        raise ValueError(f"can't write figures to {folder}: {error.strerror or error}") from error
+    return figures
 
 
 def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, list[Drawing]]:
@@ -131,7 +156,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
         variance_table=variance_table([row for analysis in collection.variance for row in analysis.rows]),
         eigenvalues=eigenvalue_table(collection.eigenvalues, collection.runs),
         eigenvalue_heads=eigenvalue_head_tables(collection.eigenvalues),
-        eigenvalue_captions=[analysis.caption for analysis in collection.eigenvalues],
+        eigenvalue_captions=list(dict.fromkeys(analysis.caption for analysis in collection.eigenvalues)),
         glue=glue_table(settings),
         has_glue=any(glue_task(setting.task) is not None for setting in settings),
         numbers=paper_numbers,
@@ -169,13 +194,13 @@ def glance(setting: Setting) -> Glance:
 
 
 def _describe_spread(group: Group) -> str:
-    spread = group.spread()
-    seeds = "1 seed" if len(group.finished) == 1 else f"{len(group.finished)} seeds"
-    return (
-        seeds
-        if spread is None
-        else f"± {spread[0]:.2f} over {spread[1]}" + (f", {seeds}" if "draws" in spread[1] else "")
-    )
+    spread, runs = group.spread(), len(group.finished)
+    parts = [] if spread is None else [f"± {spread[0]:.2f} over {spread[1]}"]
+    if runs != group.seeds:
+        parts.append(count(runs, "run"))
+    if spread is None or "draws" in spread[1]:
+        parts.append(count(group.seeds, "seed"))
+    return ", ".join(parts)
 
 
 def _attentions(collection: Collection) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -11,6 +11,7 @@ from klformer.experiments.presets import PAPER
 from klformer.experiments.report.collect import Run
 from klformer.experiments.report.paper_numbers import LRA, RANDOM
 from klformer.experiments.report.reading import finite
+from klformer.tasks import TASKS
 
 #: Sections of the configuration that must agree, and fields in them that change no result.
 COMPARED = ("data.", "model.", "optimiser.", "schedule.", "training.")
@@ -48,13 +49,18 @@ class Group:
     def finished(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.result is not None)
 
+    @property
+    def seeds(self) -> int:
+        """Seeds of the finished runs; copies of a run, and runs that repeat a seed, have one."""
+        return len({run.seed for run in self.finished})
+
     def test(self, name: str) -> float | None:
         """A number of the test set, averaged over the seeds that have it."""
-        return _mean([run.result.test.get(name) for run in self.runs if run.result is not None])
+        return _mean(self._by_seed(lambda run: run.result.test.get(name) if run.result is not None else None))
 
     def number(self, name: str) -> float | None:
         """A number of result.json, averaged over the seeds that have it."""
-        return _mean([run.result.numbers.get(name) for run in self.runs if run.result is not None])
+        return _mean(self._by_seed(lambda run: run.result.numbers.get(name) if run.result is not None else None))
 
     def accuracy(self) -> float | None:
         """Test accuracy in percent."""
@@ -63,8 +69,7 @@ class Group:
 
     def spread(self) -> tuple[float, str] | None:
         """Deviation of the test accuracy in percent and over what: seeds, or draws of the only seed."""
-        accuracies = [run.result.test.get("accuracy") for run in self.runs if run.result is not None]
-        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        known = self._by_seed(lambda run: run.result.test.get("accuracy") if run.result is not None else None)
         if len(known) > 1:
             return 100 * stdev(known), f"{len(known)} seeds"
         draws, deviation = self.test("draws"), self.test("accuracy_std")
@@ -74,11 +79,18 @@ class Group:
 
     def best_validation(self) -> float | None:
         """The best validation accuracy so far in percent, averaged over seeds; there for unfinished runs, too."""
-        best = [100 * max(accuracy for _, accuracy in run.curve) for run in self.runs if run.curve]
-        return _mean(best)
+        return _mean(self._by_seed(lambda run: 100 * max(best for _, best in run.curve) if run.curve else None))
 
     def speed(self) -> float | None:
-        return _mean([run.speed for run in self.runs])
+        return _mean(self._by_seed(lambda run: run.speed))
+
+    def _by_seed(self, value: Callable[[Run], float | None]) -> list[float]:
+        """A value for every seed that has it, averaged over runs that repeat the seed."""
+        by_seed: dict[int, list[float]] = {}
+        for run in self.runs:
+            if (known := value(run)) is not None:
+                by_seed.setdefault(run.seed, []).append(known)
+        return [fmean(values) for values in by_seed.values()]
 
 
 @dataclass(frozen=True)
@@ -165,7 +177,7 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
 
 
 def describe_budget(config: Mapping[str, Any]) -> str:
-    """Steps, batch, length and model, from a flat configuration."""
+    """Steps, batch, length and model, from a flat configuration; a length that is not set is the task's own."""
 
     def number(key: str) -> str:
         value = finite(config.get(key))
@@ -173,7 +185,9 @@ def describe_budget(config: Mapping[str, Any]) -> str:
 
     steps = finite(config.get("training.max_steps"))
     length = f"{steps:,} steps" if steps is not None else f"{number('training.max_epochs')} epochs"
-    tokens = finite(config.get("data.max_len"))
+    task = str(config.get("task"))
+    usual = TASKS[task].default_max_len if task in TASKS else None
+    tokens = finite(config.get("data.max_len")) or usual
     layers = "1 layer" if config.get("model.num_layers") == 1 else f"{number('model.num_layers')} layers"
     return (
         f"{length} of {number('training.batch_size')} sequences"
@@ -190,6 +204,11 @@ def paper_budget(task: str) -> str | None:
     table = PAPER[task]
     flat = {f"{section}.{key}": value for section in ("model", "training") for key, value in table[section].items()}
     return describe_budget(flat | {"data.max_len": lengths[task]})
+
+
+def count(number: int, what: str) -> str:
+    """A number of things: one seed, two seeds."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def base_name(attention: str) -> str:
@@ -229,6 +248,5 @@ def _letter(number: int) -> str:
     return letters[number] if number < len(letters) else _letter(number // len(letters) - 1) + letters[number % 26]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

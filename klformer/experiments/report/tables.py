@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from klformer.experiments.report import paper_numbers
 from klformer.experiments.report.collect import Analysis, Run
 from klformer.experiments.report.paper_numbers import EIGENVALUES, GLUE, GLUE_COLUMNS, LRA, LRA_TASKS, RANDOM, LraRow
 from klformer.experiments.report.reading import finite
-from klformer.experiments.report.settings import Group, Setting, attention_order, task_title
+from klformer.experiments.report.settings import Group, Setting, attention_order, count, task_title
 
 #: Whose figure it is: printed in the paper, or from the runs of this report.
 Source = Literal["", "paper", "here"]
@@ -153,9 +153,10 @@ def _lra_row(
         average = paper.row_average()
         note = f"printed {paper.average:.2f}" if paper.average_is_misprinted() else ""
         cells.append(number(average, note=note, best=average == best_average))
-    own = [here[task][1].accuracy() for task in LRA_TASKS if task in here]
-    whole = [accuracy for accuracy in own if accuracy is not None]
-    cells.append(number(fmean(whole)) if len(whole) == len(LRA_TASKS) else MISSING)
+    own = [here[task] for task in LRA_TASKS if task in here]
+    whole = [accuracy for _, group in own if (accuracy := group.accuracy()) is not None]
+    letters = ", ".join(setting.letter for setting, _ in own)
+    cells.append(number(fmean(whole), note=letters) if len(whole) == len(LRA_TASKS) else MISSING)
     return tuple(cells)
 
 
@@ -163,8 +164,14 @@ def accuracy_cell(setting: Setting, group: Group) -> Cell:
     """Accuracy with its setting; a run that is not finished says so."""
     accuracy = group.accuracy()
     if accuracy is None:
-        return Cell("unfinished", None, note=setting.letter)
+        missing = _no_accuracy(group)
+        return replace(missing, note=", ".join(filter(None, (setting.letter, missing.note))))
     return Cell(f"{accuracy:.2f}", accuracy, note=setting.letter, best=setting.is_best(group))
+
+
+def _no_accuracy(group: Group) -> Cell:
+    """Why there is no accuracy: the runs go on, or ended with one that is no number."""
+    return Cell(note="not a number") if group.finished else Cell("unfinished")
 
 
 def setting_table(setting: Setting) -> Table:
@@ -175,7 +182,7 @@ def setting_table(setting: Setting) -> Table:
     spread = "standard deviation of the test accuracy over seeds, or over draws of the frequencies if there is one seed"
     columns = [
         Column("attention", numeric=False),
-        Column("runs", hint="finished runs, one a seed"),
+        Column("runs", hint="finished runs, with the number of seeds if some have the same"),
         Column("test", "here", accuracy, hint="on the test set, averaged over draws of the frequencies and over seeds"),
         Column("±", "here", accuracy, hint=spread),
         Column("vote", "here", accuracy, hint="of the majority vote over draws of the frequencies"),
@@ -187,7 +194,7 @@ def setting_table(setting: Setting) -> Table:
         Column("parameters", "here", cost),
     ]
     if has_paper:
-        columns.insert(2, Column("paper", "paper", accuracy, hint="as printed in the paper, at its own, larger budget"))
+        columns.insert(2, Column("paper", "paper", accuracy, hint="as printed in the paper, at its own budget"))
     rows = []
     unranked = [group for group in setting.groups if group.accuracy() is None]
     for group in [*(group for group, _ in setting.ranked()), *unranked]:
@@ -205,8 +212,12 @@ def _setting_row(group: Group, *, best: bool) -> list[Cell]:
     accuracy = group.accuracy()
     return [
         words(group.attention, code=True),
-        Cell(str(finished) if finished == total else f"{finished} of {total}", finished),
-        Cell("unfinished") if accuracy is None else Cell(f"{accuracy:.2f}", accuracy, best=best),
+        Cell(
+            str(finished) if finished == total else f"{finished} of {total}",
+            finished,
+            note="" if group.seeds == finished else count(group.seeds, "seed"),
+        ),
+        _no_accuracy(group) if accuracy is None else Cell(f"{accuracy:.2f}", accuracy, best=best),
         MISSING if spread is None else Cell(f"{spread[0]:.2f}", spread[0], note=spread[1]),
         number(None if vote is None else 100 * vote),
         number(group.best_validation()),
@@ -257,20 +268,19 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
     )
     rows: list[tuple[Cell, ...]] = []
     for paper in EIGENVALUES:
-        differs = abs(paper.maximum() - paper.printed_maximum) > 0.001
         rows.append(
             (
                 Cell("paper", "paper", source="paper"),
                 words(paper.task),
                 words(paper.attention, code=True),
                 number(len(paper.heads), "{:.0f}"),
-                number(paper.maximum(), "{:.3f}", note=f"printed {paper.printed_maximum}" if differs else ""),
-                number(paper.mean(), "{:.3f}"),
+                _beside_printed(paper.maximum(), paper.printed_maximum),
+                _beside_printed(paper.mean(), paper.printed_mean),
                 MISSING,
                 MISSING,
             )
         )
-    for run, heads in _by_run(analyses).items():
+    for run, heads in _by_run(analyses):
         rows.append(
             (
                 Cell("here", "here", note=run, source="here"),
@@ -286,12 +296,18 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
     return Table("eigenvalues", "Eigenvalues of the covariance of the frequencies", columns, tuple(rows))
 
 
+def _beside_printed(value: float, printed: float) -> Cell:
+    """A figure of the paper's tables by heads, with what its summary prints if that looks different."""
+    shown, summary = f"{value:.3f}", f"{printed:.3f}"
+    return Cell(shown, value, note="" if shown == summary else f"printed {summary}")
+
+
 def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
     """Eigenvalues by layer and head: these runs', then the paper's."""
     place = (Column("layer"), Column("head"))
     values = ("minimum", "maximum", "mean")
     tables = []
-    for position, (run, heads) in enumerate(_by_run(analyses).items()):
+    for position, (run, heads) in enumerate(_by_run(analyses)):
         columns = (
             *place,
             *(Column(name, "here", "trained") for name in values),
@@ -364,16 +380,19 @@ def _glue_cell(attention: str, task: str, metric: str, settings: Sequence[Settin
     return MISSING
 
 
-def _by_run(analyses: Sequence[Analysis]) -> dict[str, list[Mapping[str, Any]]]:
-    by_run: dict[str, list[Mapping[str, Any]]] = {}
-    for analysis in analyses:
+def _by_run(analyses: Sequence[Analysis]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Names of runs with their rows; runs of two analyses may have the same name."""
+    by_run: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for number, analysis in enumerate(analyses):
         for row in analysis.rows:
-            by_run.setdefault(str(row["run"]), []).append(row)
-    return by_run
+            by_run.setdefault((number, str(row["run"])), []).append(row)
+    return [(name, rows) for (_, name), rows in by_run.items()]
 
 
 def _task_of(name: str, runs: Sequence[Run]) -> str:
-    return next((run.task for run in runs if run.name == name), "")
+    """The task of the runs with this name, nothing if they have several."""
+    tasks = {run.task for run in runs if run.name == name}
+    return tasks.pop() if len(tasks) == 1 else ""
 
 
 def _over(rows: Sequence[Mapping[str, Any]], key: str, summary: Any) -> float | None:
