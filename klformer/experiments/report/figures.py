@@ -152,8 +152,8 @@ def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing 
         axes.grid(axis="x")
         legend_below(figure, axes)
         caption = (
-            "Peak memory of training and evaluation by data set. It is that of the whole process. Runs of one "
-            "klformer compare share a process, so that a later one can't show less than an earlier one."
+            "Peak memory of training and evaluation by data set: of the whole process with Python, torch and the data, "
+            "or on a GPU of torch's tensors."
         )
         if cut := [letter for letter, (_, memories) in found.items() if shown.get(letter) != memories]:
             caption += f" Not all of it has room here; see the tables of the settings {', '.join(cut)}."
