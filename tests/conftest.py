@@ -1,4 +1,4 @@
-"""What every test starts from: a fixed seed, and uninitialised memory full of NaN."""
+"""What every test starts from, a fixed seed and uninitialised memory full of NaN, and a folder to work in."""
 
 import pytest
 import torch
@@ -11,3 +11,11 @@ def _reproducible():
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty folder to work in, with the data beside it."""
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -6,31 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_support import fails, run
 from support import TINY, TINY_MODEL
 
 import klformer
 from klformer import cli
 from klformer.experiments.presets import LAPTOP
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """An empty folder to work in, with the data beside it."""
-    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run(capsys, *arguments):
-    cli.main([str(a) for a in arguments])
-    return capsys.readouterr().out
-
-
-def fails(capsys, code, *arguments):
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(a) for a in arguments])
-    assert caught.value.code == code
-    return capsys.readouterr().err
 
 
 def test_train_eval_and_resume(home, capsys):

@@ -1,6 +1,7 @@
 """The command `data`, typed as a user would: what it says and makes is what `train` uses."""
 
 import pytest
+from cli_support import fails, run
 from support import TINY_MODEL
 
 from klformer import cli
@@ -15,29 +16,9 @@ TASKS = ["listops", "text", "retrieval", "image", "sparsity"]
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """An empty folder to work in, with the data beside it."""
-    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def small_listops(monkeypatch):
     monkeypatch.setattr(ListOps, "evaluation_size", 12)
     monkeypatch.setitem(LAPTOP["listops"], "data", {"num_examples": 30, "max_len": 60})
-
-
-def run(capsys, *arguments):
-    cli.main([str(a) for a in arguments])
-    return capsys.readouterr().out
-
-
-def fails(capsys, code, *arguments):
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(a) for a in arguments])
-    assert caught.value.code == code
-    return capsys.readouterr().err
 
 
 def write_listops(root):

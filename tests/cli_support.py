@@ -1,0 +1,19 @@
+"""Commands typed as a user would, inside of the test's own process."""
+
+import pytest
+
+from klformer import cli
+
+
+def run(capsys, *arguments):
+    """What a command prints."""
+    cli.main([str(a) for a in arguments])
+    return capsys.readouterr().out
+
+
+def fails(capsys, code, *arguments):
+    """What a command that fails says, and that its exit code is `code`."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(a) for a in arguments])
+    assert caught.value.code == code
+    return capsys.readouterr().err
