@@ -116,6 +116,15 @@ def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
     assert logs[0] == logs[1]
 
 
+@pytest.fixture
+def _ctrl_c():
+    """Ctrl-C as on a terminal; a shell makes what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_interrupting_the_final_evaluation_says_that_training_is_complete(tmp_path, monkeypatch):
     config, folder = tiny(tmp_path), tmp_path / "run"
     evaluate = trainer_module.Trainer.evaluate
