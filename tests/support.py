@@ -59,14 +59,14 @@ def small_options(name: str) -> dict:
     return SMALL_OPTIONS.get(name, {})
 
 
-def build(name: str, *, dtype=torch.float64, **options) -> klformer.AttentionMechanism:
+def build(name: str, *, dtype=torch.float64, max_len=MAX_LEN, **options) -> klformer.AttentionMechanism:
     """The attention at the sizes above."""
     mechanism = klformer.build_attention(
         name,
         num_heads=HEADS,
         head_dim=HEAD_DIM,
         value_dim=VALUE_DIM,
-        max_len=MAX_LEN,
+        max_len=max_len,
         **(small_options(name) | options),
     )
     return mechanism.to(dtype)

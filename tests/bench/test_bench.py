@@ -177,15 +177,15 @@ def test_small_benchmarks_print_their_tables():
 
 def test_attentions_are_measured_in_one_table_and_figure(tmp_path):
     sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--lengths", "32", "64", "--repeats", "2"]
-    out = run_bench("attention", "--attentions", "softmax", "local", "gmm-prf", *sizes, "--out", str(tmp_path))
+    out = run_bench("attention", "--attentions", "softmax", "gmm-prf", *sizes, "--out", str(tmp_path))
     report = json.loads((tmp_path / "attention.json").read_text())
     assert [(row["name"], row["length"]) for row in report["results"]] == [
-        (name, length) for length in (32, 64) for name in ("softmax", "local", "gmm-prf")
+        (name, length) for length in (32, 64) for name in ("softmax", "gmm-prf")
     ]
     for row in report["results"]:
         assert 0 < row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"]
         assert row["memory"] >= 0
-    assert [row["name"] for row in report["summary"]] == ["softmax", "local", "gmm-prf"]
+    assert [row["name"] for row in report["summary"]] == ["softmax", "gmm-prf"]
     assert "softmax / it" in out
     assert "faster than softmax" in out
     assert (tmp_path / "attention.png").stat().st_size > 1000
