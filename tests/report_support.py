@@ -255,3 +255,21 @@ class Browser:
             self._process.wait(10)
         self._process.kill()
         self._process.wait()
+
+
+def hostile(tmp_path):
+    """A folder in which every text that reaches the page is an attack."""
+    runs = tmp_path / "hostile"
+    run = make_run(runs / "<script>window.hacked = 1<")  # a name can't have a slash
+    attention = {"name": ATTACK, "options": {ATTACK: ATTACK}}
+    edit(run / "config.json", preset=ATTACK, attention=attention, **{ATTACK: ATTACK})
+    edit(run / "result.json", protocol=ATTACK, environment={ATTACK: ATTACK})
+    other = make_run(runs / "other", "softmax")
+    edit(other / "config.json", task=ATTACK, preset=ATTACK)
+    write_analyses(runs, attention=ATTACK, caption=ATTACK)
+    write_benchmark(runs / "attention.json", machine=ATTACK)
+    content = json.loads((runs / "attention.json").read_text())
+    content["results"][0]["name"] = ATTACK
+    edit(runs / "attention.json", results=content["results"], sizes={"heads": ATTACK})
+    hostile_benchmarks(runs)
+    return runs

@@ -39,7 +39,7 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
     finished = [finished_result(config, folder / run_name(config)) for config in configs]
     for config, done in zip(configs, finished, strict=True):
         if done is None:
-            _check_model(config)
+            check_model(config)
     results = []
     for number, (config, done) in enumerate(zip(configs, finished, strict=True), start=1):
         run_folder = folder / run_name(config)
@@ -51,7 +51,7 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
     return results
 
 
-def _check_model(config: ExperimentConfig) -> None:
+def check_model(config: ExperimentConfig) -> None:
     """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
     with torch.device("meta"):
         build_model(config, build_task(config.task, config.data))

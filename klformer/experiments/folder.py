@@ -6,6 +6,7 @@ config.json is written when data and model are there, just before the first step
 Everything later (evaluation, comparison, analysis, reports) reads such folders and nothing else.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -26,6 +27,9 @@ LENGTH = {"training.max_steps", "training.max_epochs"}
 #: other data: that is told by its fingerprint.
 MAY_CHANGE = LENGTH | {"training.target_accuracy", "training.keep_checkpoints", "training.log_every", "data.root"}
 
+#: What file systems without locks for folders say, as those of some networks are.
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
+
 
 def make_folder(folder: Path) -> None:
     """Make the folder of a run, or see that it can be written.
@@ -43,7 +47,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
-    """Keep others from training in the same folder meanwhile.
+    """Keep others from training in the same folder meanwhile, where the file system has locks.
 
     Raises:
         TrainingError: somebody does already.
@@ -54,8 +58,10 @@ def only_process_in(folder: Path) -> Iterator[None]:
     except BlockingIOError as error:
         os.close(descriptor)
         raise TrainingError(f"another process is training in {folder}; wait for it, or give another --name") from error
-    except OSError:
-        pass  # a file system without locks, as some networks have
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            os.close(descriptor)
+            raise
     try:
         yield
     finally:

@@ -91,8 +91,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            found.append(json.loads(line))
-            found[-1]["kind"], found[-1]["step"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise TrainingError(f"{path}, line {number} is damaged; remove the line to go on without it") from error
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record):
+            raise TrainingError(f"{path}, line {number} is damaged; remove the line to go on without it")
+        found.append(record)
     return found

@@ -1,7 +1,7 @@
 """One process or several: what accelerate and torchrun make of them."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -29,21 +29,18 @@ def on_main_process(do: Callable[[], Result]) -> Result:
     Raises:
         OtherProcessFailedError: in the other processes, if it failed there. Its own error is raised in the main one.
     """
-    if PartialState(cpu=not torch.cuda.is_available()).num_processes == 1:
-        return do()
-    outcome: list[Result | OtherProcessFailedError | None] = [None]
-    error: Exception | None = None
+    outcome: list[Any] = [None]
     if is_main_process():
         try:
             outcome[0] = do()
-        except Exception as caught:
-            error, outcome[0] = caught, OtherProcessFailedError()
+        except Exception:
+            broadcast_object_list([OtherProcessFailedError()])
+            raise
     broadcast_object_list(outcome)
-    if error is not None:
-        raise error
     if isinstance(outcome[0], OtherProcessFailedError):
         raise outcome[0]
-    return outcome[0]  # type: ignore[return-value]
+    result: Result = outcome[0]
+    return result
 
 
 def leave_processes() -> None:

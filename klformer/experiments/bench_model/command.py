@@ -35,8 +35,9 @@ PAPER_ATTENTIONS = (
     *("gmm-prf", "fastfood-prf", "generative-prf"),
 )
 #: The paper's examples in a step, by task: those of its training, but 2 pairs for the memory of Retrieval.
-PAPER_BATCH_SIZES = {task: PAPER[task]["training"]["batch_size"] for task in ("text", "retrieval", "listops", "image")}
-PAPER_BATCH_SIZES["retrieval"] = 2
+PAPER_BATCH_SIZES = {task: PAPER[task]["training"]["batch_size"] for task in ("text", "listops", "image")} | {
+    "retrieval": 2
+}
 #: The most examples in a step on the CPU by default, by task: steps of seconds on a few cores.
 CPU_BATCH_SIZES = {"text": 4, "retrieval": 2, "listops": 4, "image": 32}
 LENGTH_TASK = "text"

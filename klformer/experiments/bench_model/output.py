@@ -89,7 +89,7 @@ def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
     batch, paper_batch, length = rows[0]["batch_size"], rows[0]["paper_batch_size"], rows[0]["length"]
     reason = f"; {rows[0]['batch_note']}" if rows[0]["batch_note"] else ""
     size = "the paper's" if batch == paper_batch else f"the paper has {paper_batch}{reason}"
-    one, many = ("pair", "pairs of sequences") if TASKS[task].is_pair else ("sequence", "sequences")
+    one, many = ("pair of sequences", "pairs of sequences") if TASKS[task].is_pair else ("sequence", "sequences")
     return f"{task}: training step of {batch} {one if batch == 1 else many} ({size}) of {length:,} tokens"
 
 

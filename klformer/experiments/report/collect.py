@@ -257,10 +257,6 @@ def _read_record(path: Path) -> list[dict[str, Any]]:
         lines = read_lines(path)
     except (OSError, TrainingError) as error:
         raise ValueError(str(error)) from error
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
-        raise ValueError(f"{path} is damaged: a line has no step")
     if any(abs(line["step"]) > MAX_STEP for line in lines):
         raise ValueError(f"{path} is damaged: a line has a step above {MAX_STEP:,}")
     return lines
