@@ -40,5 +40,5 @@ def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     )
     shape = {"model_dim": sizes.model_dim, "hidden_dim": sizes.head_hidden_dim, "num_classes": task.num_classes}
     if task.is_pair:
-        return PairClassifier(embedding, encoder, PairClassifierHead(**shape))
+        return PairClassifier(embedding, encoder, PairClassifierHead(**shape, pair_features=sizes.pair_features))
     return SequenceClassifier(embedding, encoder, ClassifierHead(**shape))

@@ -82,6 +82,9 @@ class ModelConfig(Config):
     head_hidden_dim: int = Field(128, ge=2)
     """Hidden size of the classifier."""
 
+    pair_features: Literal["concat", "difference"] = "concat"
+    """What the classifier of a pair sees: both vectors, or also the absolute value of their difference."""
+
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout."""
 

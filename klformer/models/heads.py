@@ -1,9 +1,11 @@
 """From the encoder's output to class scores, as in Long Range Arena: a small network on the CLS position."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from klformer.checks import check_count
+from klformer.checks import check_choice, check_count
 
 
 class ClassifierHead(nn.Sequential):
@@ -15,18 +17,38 @@ class ClassifierHead(nn.Sequential):
         super().__init__(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_classes))
 
 
+#: How many vectors of model_dim the classifier of a pair sees.
+PAIR_FEATURES = {"concat": 2, "difference": 3}
+
+
 class PairClassifierHead(nn.Module):
-    """Two vectors, concatenated, through Linear, ReLU, Linear, ReLU, Linear: (B, model_dim) twice -> (B, num_classes).
+    """Two vectors through Linear, ReLU, Linear, ReLU, Linear: (B, model_dim) twice -> (B, num_classes).
 
     The hidden layers have `hidden_dim` and half of it (512 and 256 in Retrieval).
+
+    Args:
+        model_dim: Size of each vector.
+        hidden_dim: Size of the first hidden layer.
+        num_classes: Number of scores.
+        pair_features: "concat" gives the network both vectors, as in Long Range Arena; "difference" also the absolute
+            value of their difference, as in Sentence-BERT, from which a comparison is learned much sooner.
     """
 
-    def __init__(self, *, model_dim: int, hidden_dim: int, num_classes: int) -> None:
+    def __init__(
+        self,
+        *,
+        model_dim: int,
+        hidden_dim: int,
+        num_classes: int,
+        pair_features: Literal["concat", "difference"] = "concat",
+    ) -> None:
         super().__init__()
         check_count("hidden_dim", hidden_dim, minimum=2)
         check_count("num_classes", num_classes, minimum=2)
+        check_choice("pair_features", pair_features, PAIR_FEATURES)
+        self.pair_features = pair_features
         self.layers = nn.Sequential(
-            nn.Linear(2 * model_dim, hidden_dim),
+            nn.Linear(PAIR_FEATURES[pair_features] * model_dim, hidden_dim),
             nn.ReLU(),
             nn.Linear(hidden_dim, hidden_dim // 2),
             nn.ReLU(),
@@ -35,4 +57,7 @@ class PairClassifierHead(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Scores (B, num_classes) of the pairs."""
-        return self.layers(torch.cat([first, second], dim=-1))
+        vectors = [first, second]
+        if self.pair_features == "difference":
+            vectors.append((first - second).abs())
+        return self.layers(torch.cat(vectors, dim=-1))

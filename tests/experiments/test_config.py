@@ -52,6 +52,8 @@ def test_sizes_of_the_paper():
     image = preset("paper", "image", AttentionConfig(name="gmm-rks"))
     assert (image.training.batch_size, image.training.max_epochs, image.optimiser.weight_decay) == (256, 200, 0.0)
     assert (image.schedule.kind, image.model.dropout, image.model.positions) == ("cosine", 0.3, "learned")
+    retrieval = preset("paper", "retrieval", AttentionConfig(name="gmm-rks"))
+    assert (retrieval.model.head_hidden_dim, retrieval.model.pair_features) == (512, "concat")
     sparsity = preset("paper", "sparsity", AttentionConfig(name="gmm-prf"))
     assert (sparsity.training.batch_size, sparsity.optimiser.learning_rate, sparsity.model.head_dim) == (400, 5e-6, 16)
     assert all(preset("paper", t, AttentionConfig(name="gmm-rks")).training.resample_every == 100 for t in task_names())

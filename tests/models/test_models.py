@@ -181,6 +181,22 @@ def test_classifier_ignores_padding_and_learns(name, positions):
     assert model.embedding.cls_token.grad.abs().max() > 0
 
 
+@pytest.mark.parametrize(("features", "width"), [("concat", 2 * DIM), ("difference", 3 * DIM)])
+def test_the_classifier_of_a_pair_sees_both_vectors_and_if_asked_their_difference(features, width):
+    head = PairClassifierHead(model_dim=DIM, hidden_dim=8, num_classes=2, pair_features=features)
+    seen = []
+    head.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    first, second = torch.randn(2, BATCH, DIM)
+    head(first, second)
+    expected = torch.cat([first, second, (first - second).abs()], dim=-1)
+    torch.testing.assert_close(seen[0], expected[:, :width])
+
+
+def test_an_unknown_feature_of_pairs_is_named():
+    with pytest.raises(ValueError, match="pair_features must be one of 'concat', 'difference', got 'product'"):
+        PairClassifierHead(model_dim=DIM, hidden_dim=8, num_classes=2, pair_features="product")
+
+
 @every_attention
 def test_pair_classifier_runs_its_encoder_twice(name):
     embedding = SequenceEmbedding(model_dim=DIM, max_len=40, input_dim=3)
