@@ -44,7 +44,7 @@ def make_run(
     score |= {"draws": 10, "accuracies": [accuracy] * 10}
     result = {
         "name": folder.name, "task": task, "attention": attention, "preset": preset_name, "seed": seed,
-        "protocol": "validation on 10% of the training set (protocol holdout); test set untouched",
+        "protocol": "validation on 10% of the training set (protocol holdout); test set used once, at the end",
         "parameters": 1234, "steps": 30, "best_step": 20, "first_reached": {}, "train_seconds": 90.0,
         "train_tokens": 1000, "tokens_per_second": 11.0, "peak_memory_bytes": 300 * 2**20,
         "environment": {"torch": "9.9.9", "device": "cpu"}, "validation": score, "test": score,

@@ -4,7 +4,7 @@ A task reads the parts that its data comes in. Where no validation set comes wit
 
 - "lra": validation is the test set, as Long Range Arena does it for text. The model is selected on what it is
   reported on.
-- "holdout": validation is a seeded random part of the training set; the test set is untouched.
+- "holdout": validation is a seeded random part of the training set; the test set is used once, at the end.
 
 Where the data has an official validation set (listops, retrieval), both protocols use it.
 """
@@ -96,11 +96,11 @@ class Task(ABC):
         """One line for reports: what the model is selected on."""
         source = self.validation_source()
         if source == "file":
-            return "validation set of the data; test set untouched"
+            return "validation set of the data; test set used once, at the end"
         if source == "test":
             return "validation on the test set (protocol lra)"
         part = f"{self._holdout_fraction():.0%} of the training set (protocol {self.config.protocol})"
-        return f"validation on {part}; test set untouched"
+        return f"validation on {part}; test set used once, at the end"
 
     def is_official(self) -> bool:
         """Whether the data is in the files that `official_sizes` speaks of."""

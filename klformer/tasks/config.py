@@ -19,7 +19,7 @@ class DataConfig(BaseModel):
 
     protocol: Literal["lra", "holdout"] = "holdout"
     """Where there is no official validation set: "lra" selects on the test set, as Long Range Arena does for text;
-    "holdout" selects on a part of the training set and leaves the test set untouched."""
+    "holdout" selects on a part of the training set and uses the test set once, at the end."""
 
     holdout_fraction: float = Field(0.1, gt=0, lt=1)
     """Part of the training set that is held out for validation by the protocol "holdout"."""

@@ -75,7 +75,7 @@ class Sparsity(Task):
     def describe_protocol(self) -> str:
         if self.config.protocol == "lra":
             return "validation and test are the same 20% of the examples (protocol lra, as in the paper)"
-        return "validation and test are 10% of the examples each (protocol holdout); test set untouched"
+        return "validation and test are 10% of the examples each (protocol holdout); test set used once, at the end"
 
     def prepare(self) -> None:
         if self._generated.is_complete:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from klformer.attention import MultiheadAttention
 from klformer.kernels import (
     SPECTRA,
     FastFoodSpectrum,
@@ -135,6 +136,25 @@ def test_orthogonal_frequencies_are_orthogonal_in_blocks():
     for start in (0, 8, 16):
         block = gram[start : start + 8, start : start + 8]
         assert (block - torch.diag(block.diagonal())).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "norm"),
+    [
+        ("fastfood-rks", {}, 7.97 / 64**0.25),
+        ("fastfood-prf", {}, 0.0125),
+        ("fastfood-prf", {"learn": "s"}, 7.97),
+        ("fastfood-prf", {"learn": "none"}, 7.97),
+        ("fastfood-prf", {"init": "structured"}, 7.97),
+    ],
+)
+def test_where_fastfood_starts_depends_on_the_map_and_on_what_it_can_learn(name, options, norm):
+    torch.manual_seed(0)
+    attention = MultiheadAttention(
+        model_dim=256, num_heads=4, attention=name, options={"num_frequencies": 4096, **options}
+    )
+    frequencies = attention.mechanism.kernel.spectrum.frequencies()
+    assert frequencies.norm(dim=-1).mean().item() == pytest.approx(norm, rel=0.1)
 
 
 def test_initial_frequencies_are_those_of_the_notes():
