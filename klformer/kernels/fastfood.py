@@ -11,7 +11,7 @@ The blocks are formed with the fast transform, d^2 log d once a forward, and go 
 other kernel: one matrix product is faster than transforming every token (docs/decisions.md).
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +29,12 @@ class FastFoodSpectrum(SpectralDistribution):
             learned is noise and redrawn by `resample`; the permutation always is.
         init: "structured" draws the diagonals as above: the kernel starts as a Gaussian of the given lengthscale.
             "released" draws all three from N(0, 1/d), as the authors' code does: frequencies start near 0 (norm 0.013
-            at d = 64) and the kernel as a constant. "auto" is "released" where all diagonals are learned, and
-            "structured" where the kernel could not leave the constant. The default is "structured" for RKS and "auto"
-            for PRF, which learns much better so (docs/decisions.md).
+            at d = 64) and the kernel as a constant.
         lengthscale: Width of the kernel at the start. "auto" is 1 for the released initialisation and D^(1/4) for the
             structured one, at which queries and keys of unit variance, scaled by D^(-1/4), differ by an exponent of
-            about 1, like the logits of softmax. The default is "auto" for RKS and 1 for PRF.
+            about 1, like the logits of softmax. With positive features it is the Gaussian kernel at 1 only.
     """
 
-    defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"init": "auto", "lengthscale": 1.0}}
     scaling: Tensor
     gaussian: Tensor
     signs: Tensor
@@ -50,14 +47,12 @@ class FastFoodSpectrum(SpectralDistribution):
         head_dim: int,
         num_frequencies: int = 256,
         learn: Literal["none", "s", "sgb"] = "sgb",
-        init: Literal["structured", "released", "auto"] = "structured",
+        init: Literal["structured", "released"] = "structured",
         lengthscale: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_choice("learn", learn, ("none", "s", "sgb"))
-        check_choice("init", init, ("structured", "released", "auto"))
-        if init == "auto":
-            init = "released" if learn == "sgb" else "structured"
+        check_choice("init", init, ("structured", "released"))
         if lengthscale == "auto":
             lengthscale = head_dim**0.25 if init == "structured" else 1.0
         check_number("lengthscale", lengthscale, exclusive=True)

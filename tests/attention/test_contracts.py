@@ -469,7 +469,7 @@ def test_kernels_have_the_scale_and_the_coefficients_that_they_should():
         ("rbf-rks", {"smoothing": 0.25, "lengthscale": 2.0}, exact.gaussian_kernel(*scaled, lengthscale=2.0) + 0.25),
         ("performer", {}, exact.softmax_kernel(*scaled)),
         ("performer", {"norm_coefficient": 1.0}, exact.gaussian_kernel(*scaled)),
-        ("fastfood-prf", {"init": "structured", "learn": "none"}, exact.gaussian_kernel(*scaled)),
+        ("fastfood-prf", {"lengthscale": 1.0, "learn": "none"}, exact.gaussian_kernel(*scaled)),
     ]:
         mechanism = klformer.build_attention(name, **many, **options).double()
         features = (mechanism.features(x.q, role="query"), mechanism.features(x.k, role="key"))

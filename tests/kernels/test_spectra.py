@@ -142,13 +142,12 @@ def test_orthogonal_frequencies_are_orthogonal_in_blocks():
     ("name", "options", "norm"),
     [
         ("fastfood-rks", {}, 7.97 / 64**0.25),
-        ("fastfood-prf", {}, 0.0125),
-        ("fastfood-prf", {"learn": "s"}, 7.97),
-        ("fastfood-prf", {"learn": "none"}, 7.97),
-        ("fastfood-prf", {"init": "structured"}, 7.97),
+        ("fastfood-prf", {}, 7.97 / 64**0.25),
+        ("fastfood-prf", {"lengthscale": 1.0}, 7.97),
+        ("fastfood-prf", {"init": "released"}, 0.0125),
     ],
 )
-def test_where_fastfood_starts_depends_on_the_map_and_on_what_it_can_learn(name, options, norm):
+def test_where_fastfood_starts(name, options, norm):
     torch.manual_seed(0)
     attention = MultiheadAttention(
         model_dim=256, num_heads=4, attention=name, options={"num_frequencies": 4096, **options}
