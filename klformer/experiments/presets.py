@@ -144,13 +144,14 @@ LAPTOP: dict[str, dict[str, Any]] = {
         },
     },
     "retrieval": {
-        # One layer as for Text, and the difference of the papers, without which nothing is learned (docs/decisions.md).
+        # One layer as for Text; the difference of the papers, without which nothing is learned (docs/decisions.md); and
+        # a small learning rate, without which softmax learns nothing.
         "data": {"max_len": 256, "train_limit": 16_000, "validation_limit": 500, "test_limit": 2_000},
         "model": {
             "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
             "pair_features": "difference", "dropout": 0.0, "positions": "learned",
         },
-        "optimiser": {**_LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+        "optimiser": {**_LRA_OPTIMISER, "learning_rate": 5e-4, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 50},
         "training": {
             **_SMALL_TRAINING, "batch_size": 32, "max_steps": 3000, "evaluate_every": 100, "checkpoint_every": 100,
