@@ -234,6 +234,17 @@ def test_only_equal_settings_are_compared(tmp_path):
     assert [row[5].note for row in rows] == ["A", "B"]  # one row a setting, none of them averaged
 
 
+def test_a_run_that_is_older_than_a_field_has_its_default(tmp_path):
+    make_run(tmp_path / "a", "gmm-rks", task="listops")
+    for folder, features in (("b", "concat"), ("c", "difference")):
+        make_run(tmp_path / folder, "softmax", task="listops", model={"pair_features": features})
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    del config["model"]["pair_features"]
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    settings = make_settings(collect([tmp_path]).runs)
+    assert [{run.name for run in setting.runs} for setting in settings] == [{"a", "b"}, {"c"}]
+
+
 def test_variants_have_rows_of_their_own(tmp_path):
     make_run(tmp_path / "a", "gmm-rks", accuracy=0.61)
     make_run(tmp_path / "b", "gmm-rks:frozen=true", accuracy=0.62)

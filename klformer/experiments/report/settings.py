@@ -7,14 +7,24 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from pydantic import BaseModel
+
+from klformer.experiments.config import ModelConfig
 from klformer.experiments.presets import PAPER
 from klformer.experiments.report.collect import Run
 from klformer.experiments.report.paper_numbers import LRA, RANDOM
 from klformer.experiments.report.reading import finite
-from klformer.tasks import TASKS
+from klformer.tasks import TASKS, DataConfig
+from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
 #: Sections of the configuration that must agree, and fields in them that change no result.
-COMPARED = ("data.", "model.", "optimiser.", "schedule.", "training.")
+COMPARED: dict[str, type[BaseModel]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "optimiser": OptimiserConfig,
+    "schedule": ScheduleConfig,
+    "training": TrainingConfig,
+}
 FREE = {
     "data.root",
     "data.text_column",
@@ -26,6 +36,13 @@ FREE = {
     "training.keep_milestones",
     "training.log_every",
     "training.pad_to_longest",
+}
+#: What holds for a run that was written before a field existed, as it does where the run is loaded.
+DEFAULTS = {
+    f"{section}.{name}": field.get_default()
+    for section, kind in COMPARED.items()
+    for name, field in kind.model_fields.items()
+    if not field.is_required()
 }
 #: Accuracies nearer than this, in percent, look the same on the page.
 SHOWN_ACCURACY = 0.005
@@ -231,7 +248,8 @@ def _groups(runs: Sequence[Run]) -> tuple[Group, ...]:
 
 
 def _essence(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key.startswith(COMPARED) and key not in FREE}
+    complete = {**DEFAULTS, **run.config}
+    return {key: value for key, value in complete.items() if key.split(".")[0] in COMPARED and key not in FREE}
 
 
 def _difference(own: Mapping[str, Any], all_of_task: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
