@@ -27,7 +27,7 @@ from klformer.experiments.curves import draw_curves
 from klformer.experiments.data_command import Data
 from klformer.experiments.data_command import parse as parse_data
 from klformer.experiments.data_command import run as run_data
-from klformer.experiments.labels import describe_accuracy, run_name
+from klformer.experiments.labels import attention_label, describe_accuracy, run_name
 from klformer.experiments.listing import print_list
 from klformer.experiments.load import load_run
 from klformer.experiments.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset
@@ -334,14 +334,14 @@ def _evaluate(command: Eval) -> None:
         raise ValueError(f"draws must be at least 1, got {command.draws}")
     reporter = make_reporter(quiet=not is_main_process())
     run = load_run(command.run, reporter, data_root=command.data_root)
-    reporter.say(f"{run.config.task} with {run.config.attention.label()}, best checkpoint, step {run.step}")
+    reporter.say(f"{run.config.task} with {attention_label(run.config)}, best checkpoint, step {run.step}")
     result = run.evaluate(command.split, draws=command.draws)
     reporter.say(f"{command.split}: {result.num_examples:,} examples, accuracy {describe_accuracy(result.as_dict())}")
 
 
 def _profile(command: Profile) -> None:
     config = preset(command.preset, command.task, AttentionConfig.parse(command.attention))
-    print(f"{config.task} with {config.attention.label()}, preset {config.preset}")
+    print(f"{config.task} with {attention_label(config)}, preset {config.preset}")
     if command.padding is None:
         print(profile_step(config, batch_size=command.batch_size).describe())
         return

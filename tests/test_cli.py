@@ -19,7 +19,8 @@ def test_train_eval_and_resume(home, capsys):
     folder = home / "runs" / "sparsity0.5-laptop-gmm-prf-num_frequencies=8-seed0"
     assert "test accuracy" in out
     assert "over 2 draws" in out
-    assert json.loads((folder / "config.json").read_text())["attention"]["options"] == {"num_frequencies": 8}
+    options = json.loads((folder / "config.json").read_text())["attention"]["options"]
+    assert options == klformer.attention_options("gmm-prf") | {"num_frequencies": 8}
     out = run(capsys, "eval", folder, "--draws", "4", "--split", "validation")
     assert "45 examples" in out
     assert "over 4 draws" in out

@@ -118,6 +118,12 @@ class ExperimentConfig(Config):
             raise ValueError(f"unknown task {name!r}{suggestion(name, task_names())} Known: {', '.join(task_names())}")
         return name
 
+    @field_validator("attention")
+    @classmethod
+    def _complete(cls, attention: AttentionConfig) -> AttentionConfig:
+        """With all options: a default that changes later must not change a run that is loaded then."""
+        return AttentionConfig(name=attention.name, options=attention_options(attention.name) | attention.options)
+
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
 

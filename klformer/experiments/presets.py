@@ -204,12 +204,12 @@ def preset(name: str, task: str, attention: AttentionConfig) -> ExperimentConfig
 
 
 def usual_options(name: str, task: str, attention: str) -> dict[str, Any]:
-    """The options of an attention that a preset sets: num_frequencies where there are any, and Long Range Arena's."""
-    if "num_frequencies" not in attention_options(attention):
-        return PAPER_OPTIONS.get((task, attention), {}) if name == "paper" else {}
+    """All options of an attention in a preset: its defaults, but for the frequencies and what Long Range Arena sets."""
+    defaults = attention_options(attention)
+    if "num_frequencies" not in defaults:
+        return defaults | (PAPER_OPTIONS.get((task, attention), {}) if name == "paper" else {})
     if name == "laptop":
-        return {"num_frequencies": LAPTOP_FREQUENCIES}
+        return defaults | {"num_frequencies": LAPTOP_FREQUENCIES}
     samples = PAPER_SAMPLES[task].get(attention)
-    if samples is None:
-        return {"num_frequencies": OTHER_FREQUENCIES}
-    return {"num_frequencies": samples * COMPONENTS.get(attention, 1)}
+    frequencies = OTHER_FREQUENCIES if samples is None else samples * COMPONENTS.get(attention, 1)
+    return defaults | {"num_frequencies": frequencies}

@@ -174,7 +174,7 @@ def _introduce(
     """Say what is going to happen."""
     parameters = sum(p.numel() for p in model.parameters())
     reporter.say(
-        f"{config.task} with {config.attention.label()}, preset {config.preset}, seed {config.seed} -> {folder}"
+        f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {folder}"
     )
     reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
     for sentence in task.notes():

@@ -1,5 +1,7 @@
 """Configurations: presets are the paper's tables, JSON comes back, nonsense is refused by name."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
@@ -38,11 +40,12 @@ def test_frequencies_of_the_paper(task, expected):
 
 
 def test_linformers_rank_is_that_of_long_range_arena():
-    ranks = {task: preset("paper", task, AttentionConfig(name="linformer")).attention.options for task in task_names()}
-    assert {task: options for task, options in ranks.items() if options} == {"text": {"rank": 32}}
-    assert preset("laptop", "text", AttentionConfig(name="linformer")).attention.options == {}
+    linformer = AttentionConfig(name="linformer")
+    ranks = {task: preset("paper", task, linformer).attention.options["rank"] for task in task_names()}
+    assert ranks == dict.fromkeys(task_names(), 16) | {"text": 32}
+    assert preset("laptop", "text", linformer).attention.options["rank"] == 16
     chosen = AttentionConfig.parse("linformer:rank=8")
-    assert preset("paper", "text", chosen).attention.options == {"rank": 8}
+    assert preset("paper", "text", chosen).attention.options["rank"] == 8
 
 
 def test_sizes_of_the_paper():
@@ -69,7 +72,27 @@ def test_attentions_with_options():
     assert AttentionConfig.parse(generative.label()) == generative
     assert AttentionConfig.parse("gmm-rks:frozen=True") == AttentionConfig.parse("gmm-rks:frozen=true")
     chosen = preset("laptop", "text", parsed).attention.options
-    assert chosen == {"num_frequencies": 8, "frozen": True, "init": "identity"}
+    assert chosen == klformer.attention_options("gmm-prf") | {"num_frequencies": 8, "frozen": True, "init": "identity"}
+
+
+def test_a_run_keeps_the_defaults_it_was_made_with(tmp_path, monkeypatch):
+    made = preset("laptop", "text", AttentionConfig(name="fastfood-prf"))
+    path = tmp_path / "config.json"
+    path.write_text(made.to_json())
+    changed = klformer.attention_options("fastfood-prf") | {"lengthscale": 3.0}
+    for module in ("config", "presets"):
+        monkeypatch.setattr(f"klformer.experiments.{module}.attention_options", lambda name: changed)
+    assert preset("laptop", "text", AttentionConfig(name="fastfood-prf")).attention.options["lengthscale"] == 3.0
+    assert ExperimentConfig.from_file(path).attention.options["lengthscale"] == "auto"
+
+
+def test_a_file_from_before_an_option_has_its_default(tmp_path):
+    made = preset("laptop", "text", AttentionConfig(name="gmm-rks"))
+    content = json.loads(made.to_json())
+    content["attention"]["options"] = {"num_frequencies": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content))
+    assert ExperimentConfig.from_file(path) == made
 
 
 @pytest.mark.parametrize(

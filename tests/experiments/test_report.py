@@ -22,6 +22,7 @@ from report_support import (
     write_models,
 )
 
+import klformer
 from klformer.experiments.presets import LAPTOP
 from klformer.experiments.report import command, page
 from klformer.experiments.report.collect import collect
@@ -243,6 +244,13 @@ def test_a_run_that_is_older_than_a_field_has_its_default(tmp_path):
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     settings = make_settings(collect([tmp_path]).runs)
     assert [{run.name for run in setting.runs} for setting in settings] == [{"a", "b"}, {"c"}]
+
+
+@pytest.mark.parametrize("preset_name", ["laptop", "paper"])
+def test_attentions_with_the_options_of_their_preset_are_called_by_their_name(tmp_path, preset_name):
+    for name in klformer.attention_names():
+        make_run(tmp_path / name, name, preset_name=preset_name)
+    assert {run.attention for run in collect([tmp_path]).runs} == set(klformer.attention_names())
 
 
 def test_variants_have_rows_of_their_own(tmp_path):
