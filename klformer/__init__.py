@@ -7,8 +7,8 @@ from klformer.attention import (
     attention_options,
     build_attention,
 )
-from klformer.kernels import resample
 from klformer.models import TransformerDecoder, TransformerEncoder
+from klformer.noise import resample
 
 __version__ = "0.1.0"
 

@@ -1,6 +1,6 @@
 """`python -m klformer` is the command `klformer`; torchrun starts it this way."""
 
-from klformer.cli import main
+from klformer.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -5,36 +5,40 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TypeVar
 
+from klformer.errors import ArgumentError, ArgumentTypeError
+
 T = TypeVar("T")
 
 
 def check_number(name: str, value: float, *, minimum: float = 0.0, exclusive: bool = False) -> None:
     """Raises TypeError unless `value` is a number, ValueError unless it is finite and at least (above) `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
     if not math.isfinite(value) or value < minimum or (exclusive and value == minimum):
-        raise ValueError(f"{name} must be finite and {'above' if exclusive else 'at least'} {minimum:g}, got {value!r}")
+        raise ArgumentError(
+            f"{name} must be finite and {'above' if exclusive else 'at least'} {minimum:g}, got {value!r}"
+        )
 
 
 def check_flag(name: str, value: bool) -> None:
     """Raises TypeError unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
 
 
 def check_count(name: str, value: int, minimum: int = 1) -> None:
     """Raises TypeError or ValueError unless `value` is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
     if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        raise ArgumentError(f"{name} must be at least {minimum}, got {value}")
 
 
 def check_choice(name: str, value: T, allowed: Iterable[T]) -> None:
     """Raises ValueError unless `value` is one of `allowed`."""
     choices = list(allowed)
     if value not in choices:
-        raise ValueError(
+        raise ArgumentError(
             f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{suggestion(value, choices)}"
         )
 
@@ -43,7 +47,7 @@ def check_probability(name: str, value: float) -> None:
     """Raises TypeError unless `value` is a number, ValueError unless 0 <= value < 1."""
     check_number(name, value)
     if value >= 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+        raise ArgumentError(f"{name} must be at least 0 and below 1, got {value!r}")
 
 
 def suggestion(value: object, choices: Iterable[object]) -> str:

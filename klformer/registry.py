@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from klformer.checks import suggestion
+from klformer.errors import ArgumentError
 
 T = TypeVar("T")
 
@@ -18,14 +19,14 @@ class Registry(Generic[T]):
     def add(self, name: str, entry: T) -> None:
         """Raises ValueError if the name is taken."""
         if name in self._entries:
-            raise ValueError(f"the {self._kind} {name!r} is registered already")
+            raise ArgumentError(f"the {self._kind} {name!r} is registered already")
         self._entries[name] = entry
 
     def __getitem__(self, name: str) -> T:
         """Raises ValueError, with the nearest name, if there is no such entry."""
         if name not in self._entries:
             known = ", ".join(self._entries)
-            raise ValueError(f"unknown {self._kind} {name!r}{suggestion(name, self._entries)} Known: {known}")
+            raise ArgumentError(f"unknown {self._kind} {name!r}{suggestion(name, self._entries)} Known: {known}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

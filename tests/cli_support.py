@@ -2,18 +2,18 @@
 
 import pytest
 
-from klformer import cli
+from klformer.cli.main import main
 
 
 def run(capsys, *arguments):
     """What a command prints."""
-    cli.main([str(a) for a in arguments])
+    main([str(a) for a in arguments])
     return capsys.readouterr().out
 
 
 def fails(capsys, code, *arguments):
     """What a command that fails says, and that its exit code is `code`."""
     with pytest.raises(SystemExit) as caught:
-        cli.main([str(a) for a in arguments])
+        main([str(a) for a in arguments])
     assert caught.value.code == code
     return capsys.readouterr().err

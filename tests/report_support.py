@@ -13,15 +13,16 @@ from html.parser import HTMLParser
 
 import pytest
 
+from klformer.analysis.output import write_results
 from klformer.bench import attention, peers
-from klformer.bench.measure import MEBIBYTE, spread
-from klformer.experiments.analyze.output import write_results
-from klformer.experiments.bench_model import command as bench_model
-from klformer.experiments.bench_model.step import MATERIALISED
-from klformer.experiments.config import AttentionConfig
-from klformer.experiments.presets import preset
-from klformer.experiments.report import command
-from klformer.experiments.report.command import Report
+from klformer.bench.measure import spread
+from klformer.bench.model import command as bench_model
+from klformer.bench.model.step import MATERIALISED
+from klformer.cli import report as command
+from klformer.cli.report import Report
+from klformer.memory import MEBIBYTE
+from klformer.runs.config import AttentionConfig
+from klformer.runs.presets import preset
 
 ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
 

@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from klformer.experiments.config import AttentionConfig, ExperimentConfig
-from klformer.experiments.presets import preset
+from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.runs.presets import preset
 from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.progress import SilentReporter

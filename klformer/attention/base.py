@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_count, suggestion
+from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.registry import Registry
 
 
@@ -54,7 +55,7 @@ class AttentionMechanism(nn.Module, ABC):
         if max_len is not None:
             check_count("max_len", max_len)
         elif self.needs_max_len:
-            raise ValueError(f"{type(self).__name__} needs max_len: the longest sequence that it will see")
+            raise ArgumentError(f"{type(self).__name__} needs max_len: the longest sequence that it will see")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.value_dim = value_dim
@@ -93,19 +94,19 @@ class AttentionMechanism(nn.Module, ABC):
         Raises:
             ValueError: if the mechanism is not a kernel with finitely many features.
         """
-        raise ValueError(f"{type(self).__name__} has no explicit features")
+        raise ArgumentError(f"{type(self).__name__} has no explicit features")
 
     def initial_state(self, batch_size: int) -> Any:
         """The state of decoding before the first token. States are never changed in place."""
-        raise ValueError(f"{type(self).__name__} can't decode step by step")
+        raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
         """The state after more keys (B, H, S, D) and values (B, H, S, E). For inference: no gradients."""
-        raise ValueError(f"{type(self).__name__} can't decode step by step")
+        raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def read(self, state: Any, q: Tensor) -> Tensor:
         """Results (B, H, L, E) of queries against all that the state has absorbed. For inference: no gradients."""
-        raise ValueError(f"{type(self).__name__} can't decode step by step")
+        raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token of causal attention: (B,H,1,D), (B,H,1,D), (B,H,1,E) -> result (B,H,1,E) and the next state.
@@ -115,7 +116,7 @@ class AttentionMechanism(nn.Module, ABC):
         """
         self._check_operands(q_t, k_t, v_t, None, causal=True)
         if q_t.shape[2] != 1:
-            raise ValueError(f"a step takes one token, got {q_t.shape[2]}; absorb a prompt and read from it instead")
+            raise ArgumentError(f"a step takes one token, got {q_t.shape[2]}; absorb a prompt and read from it instead")
         return self._step(q_t, k_t, v_t, state)
 
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -127,27 +128,31 @@ class AttentionMechanism(nn.Module, ABC):
         heads, head_dim, value_dim = self.num_heads, self.head_dim, self.value_dim
         for name, tensor, size in (("q", q, head_dim), ("k", k, head_dim), ("v", v, value_dim)):
             if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != size:
-                raise ValueError(f"{name} must have shape (batch, {heads}, length, {size}), got {tuple(tensor.shape)}")
+                raise ArgumentError(
+                    f"{name} must have shape (batch, {heads}, length, {size}), got {tuple(tensor.shape)}"
+                )
         if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[2] != v.shape[2]:
-            raise ValueError(
+            raise ArgumentError(
                 "q, k and v must have the same batch size, and k and v the same length, "
                 f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
             )
         if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
-            raise ValueError(
+            raise ArgumentError(
                 f"key_mask must be a bool tensor of shape {(k.shape[0], k.shape[2])} (True = keep), "
                 f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
             )
         if causal and not self.supports_causal:
-            raise ValueError(f"{type(self).__name__} has no causal form")
+            raise ArgumentError(f"{type(self).__name__} has no causal form")
         if causal and q.shape[2] != k.shape[2]:
-            raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+            raise ArgumentError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
         if not self.supports_cross and q.shape[2] != k.shape[2]:
-            raise ValueError(
+            raise ArgumentError(
                 f"{type(self).__name__} can't attend to another sequence: {q.shape[2]} queries, {k.shape[2]} keys"
             )
         if self.max_len is not None and max(q.shape[2], k.shape[2]) > self.max_len:
-            raise ValueError(f"sequence of {max(q.shape[2], k.shape[2])} tokens is longer than max_len={self.max_len}")
+            raise ArgumentError(
+                f"sequence of {max(q.shape[2], k.shape[2])} tokens is longer than max_len={self.max_len}"
+            )
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, value_dim={self.value_dim}"
@@ -213,5 +218,7 @@ def build_attention(
     for option in options:
         if option not in entry.options:
             allowed = ", ".join(entry.options) or "none"
-            raise TypeError(f"{name} has no option {option!r}{suggestion(option, entry.options)} Options: {allowed}")
+            raise ArgumentTypeError(
+                f"{name} has no option {option!r}{suggestion(option, entry.options)} Options: {allowed}"
+            )
     return entry.build(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **options)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
-from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
+from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.ops.hashing import hashed_uniform
 from klformer.ops.softmax_attention import attend, hide, visible_keys
 
@@ -53,7 +54,7 @@ class BigBirdAttention(AttentionMechanism):
         check_count("window_blocks", window_blocks)
         check_count("random_blocks", random_blocks, minimum=0)
         if window_blocks % 2 == 0:
-            raise ValueError(f"window_blocks must be odd, the block and as many on either side, got {window_blocks}")
+            raise ArgumentError(f"window_blocks must be odd, the block and as many on either side, got {window_blocks}")
         self.block_size = block_size
         self.reach = window_blocks // 2
         self.random_blocks = random_blocks

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from klformer.attention.base import ATTENTIONS, AttentionEntry, AttentionMechanism
 from klformer.checks import check_choice
+from klformer.errors import ArgumentError
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
 from klformer.ops.decoding import SpectralState
 
@@ -42,7 +43,7 @@ class KernelizedAttention(AttentionMechanism):
         check_choice("role", role, ("query", "key"))
         if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
             expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
-            raise ValueError(f"x must have shape {expected}, got {tuple(x.shape)}")
+            raise ArgumentError(f"x must have shape {expected}, got {tuple(x.shape)}")
         return self.kernel.features(x)
 
     def initial_state(self, batch_size: int) -> SpectralState:

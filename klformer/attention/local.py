@@ -12,8 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
-from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.checks import check_choice, check_count
+from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import hide
 
 LAYOUTS = ("blocks", "sliding", "strided")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
-from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
+from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
@@ -43,7 +44,7 @@ class LongformerAttention(AttentionMechanism):
         check_count("window", window, minimum=2)
         check_count("num_global", num_global, minimum=0)
         if window % 2:
-            raise ValueError(f"window must be even, half of it on either side of a token, got {window}")
+            raise ArgumentError(f"window must be even, half of it on either side of a token, got {window}")
         self.window = window
         self.num_global = num_global
 

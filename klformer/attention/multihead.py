@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from klformer.attention.base import AttentionMechanism, build_attention
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
 
 
 class MultiheadAttention(nn.Module):
@@ -45,13 +46,13 @@ class MultiheadAttention(nn.Module):
         check_count("num_heads", num_heads)
         if head_dim is None:
             if model_dim % num_heads:
-                raise ValueError(f"model_dim={model_dim} is not a multiple of num_heads={num_heads}; give head_dim")
+                raise ArgumentError(f"model_dim={model_dim} is not a multiple of num_heads={num_heads}; give head_dim")
             head_dim = model_dim // num_heads
         self.mechanism: AttentionMechanism = build_attention(
             attention, num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **(options or {})
         )
         if causal and not self.mechanism.supports_causal:
-            raise ValueError(f"attention {attention!r} has no causal form")
+            raise ArgumentError(f"attention {attention!r} has no causal form")
         self.num_heads = num_heads
         self.causal = causal
         self.head_dim = head_dim
@@ -68,7 +69,7 @@ class MultiheadAttention(nn.Module):
             key_mask: (B, L), or (B, S) with memory; True = keep.
         """
         if memory is not None and not self.mechanism.supports_cross:
-            raise ValueError(f"{type(self.mechanism).__name__} can't attend to another sequence")
+            raise ArgumentError(f"{type(self.mechanism).__name__} can't attend to another sequence")
         source = x if memory is None else memory
         q, k, v = self._queries(x), self._keys(source), self._split(self.value(source))
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))

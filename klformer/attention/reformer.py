@@ -28,8 +28,9 @@ from torch.nn.functional import pad
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
 from klformer.checks import check_count
-from klformer.kernels import Resampled
+from klformer.errors import ArgumentError
 from klformer.kernels.spectrum import draw_normal
+from klformer.noise import Resampled
 from klformer.ops.softmax_attention import hide, in_full_precision, merge, softmax_weights
 
 
@@ -65,7 +66,7 @@ class ReformerAttention(AttentionMechanism, Resampled):
         check_count("chunk_size", chunk_size)
         check_count("num_rounds", num_rounds)
         if num_buckets > 1 and num_buckets % 2:
-            raise ValueError(f"num_buckets must be even (a direction and its opposite) or 1, got {num_buckets}")
+            raise ArgumentError(f"num_buckets must be even (a direction and its opposite) or 1, got {num_buckets}")
         self.num_buckets = num_buckets
         self.chunk_size = chunk_size
         self.num_rounds = num_rounds

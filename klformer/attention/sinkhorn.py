@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
-from klformer.attention.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.checks import check_count, check_number
+from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.ops.sinkhorn import log_sinkhorn, mix
 from klformer.ops.softmax_attention import hide, in_full_precision
 

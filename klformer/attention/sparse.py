@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from klformer.attention.base import AttentionMechanism, register_mechanism
-from klformer.attention.blocks import block_positions, cut, cut_mask, join, neighbours
 from klformer.checks import check_choice, check_count
+from klformer.errors import ArgumentError
+from klformer.ops.blocks import block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import hide, in_full_precision, softmax_weights
 
 PATTERNS = ("fixed", "strided")
@@ -57,7 +58,7 @@ class SparseAttention(AttentionMechanism):
         check_count("num_summary", num_summary)
         check_choice("pattern", pattern, PATTERNS)
         if num_summary > block_size:
-            raise ValueError(f"num_summary must be at most block_size={block_size}, got {num_summary}")
+            raise ArgumentError(f"num_summary must be at most block_size={block_size}, got {num_summary}")
         self.block_size = block_size
         self.num_summary = num_summary
         self.pattern = pattern

@@ -1,8 +1,20 @@
-"""`python -m klformer.bench`: `klformer bench` without the benchmarks of higher layers."""
+"""`python -m klformer.bench`: one measurement in a process of its own, which a benchmark has started."""
 
 import sys
 
-from klformer.bench.command import main
+import tyro
+
+from klformer.bench import attention, ops, peers
+from klformer.bench.model import step
+
+#: Options of a measurement, and what prints its result.
+MEASUREMENTS = {
+    "memory": (ops.OpMemory, ops.measure_memory),
+    "attention-memory": (attention.AttentionMemory, attention.measure_memory),
+    "peers-memory": (peers.PeerMemory, peers.measure_memory),
+    "model-step": (step.ModelStep, step.print_step),
+}
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    options, measure = MEASUREMENTS[sys.argv[1]]
+    measure(tyro.cli(options, args=sys.argv[2:]))  # type: ignore[operator]

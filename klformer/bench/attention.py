@@ -12,19 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import attention_names, attention_options, build_attention
-from klformer.bench.measure import (
-    MEBIBYTE,
-    as_flags,
-    crossover,
-    describe_machine,
-    extra_peak_memory,
-    growth_power,
-    in_own_process,
-    round_times,
-    show_power,
-    spread,
-)
+from klformer.bench.measure import as_flags, crossover, growth_power, in_own_process, round_times, show_power, spread
 from klformer.checks import check_choice
+from klformer.environment import describe_machine
+from klformer.errors import ArgumentError
+from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.plotting import plot_against_length, save
 
 #: In place of a crossover, where there is none because softmax is slower at every length.
@@ -91,7 +83,7 @@ def run(options: AttentionBench) -> None:
     for name in options.attentions:
         check_choice("attentions", name, attention_names())
     if list(options.lengths) != sorted(set(options.lengths)) or not options.lengths:
-        raise ValueError(f"lengths must rise, got {options.lengths}")
+        raise ArgumentError(f"lengths must rise, got {options.lengths}")
     console = Console(width=max(140, Console().width))
     environment = describe_machine()
     console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")

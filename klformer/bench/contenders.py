@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_options, build_attention
 from klformer.attention.kernelized import KernelizedAttention
+from klformer.errors import ArgumentError
 from klformer.models import TransformerEncoder
 
 Level = Literal["attention", "encoder"]
@@ -156,7 +157,7 @@ def build(contender: Contender, sizes: PeerSizes) -> nn.Module:
             return TorchAttention()
         case "attention", "materialised":
             if not isinstance(ours, KernelizedAttention):
-                raise ValueError(f"attention must be a kernel to have features, got {contender.attention!r}")
+                raise ArgumentError(f"attention must be a kernel to have features, got {contender.attention!r}")
             return MaterialisedAttention(ours)
         case "attention", "performer-pytorch":
             peer = performer_pytorch().FastAttention(sizes.head_dim, nb_features=sizes.num_frequencies)
@@ -166,7 +167,7 @@ def build(contender: Contender, sizes: PeerSizes) -> nn.Module:
             return _torch_encoder(ours, sizes)
         case "encoder", "performer-pytorch":
             return _performer_encoder(ours, sizes)
-    raise ValueError(f"there is no {contender.level} by {contender.maker!r}")
+    raise ArgumentError(f"there is no {contender.level} by {contender.maker!r}")
 
 
 def pairs(attentions: Mapping[Level, Sequence[str]]) -> list[Pair]:
@@ -255,7 +256,7 @@ def _is_kernel(name: str) -> bool:
 def _frequencies(attention: nn.Module) -> Tensor:
     """(R, D) of a kernel whose heads share them."""
     if not isinstance(attention, KernelizedAttention) or attention.kernel.spectrum is None:
-        raise ValueError(f"{type(attention).__name__} has no frequencies")
+        raise ArgumentError(f"{type(attention).__name__} has no frequencies")
     return attention.kernel.spectrum.frequencies()[0]
 
 

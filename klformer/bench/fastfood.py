@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from klformer.bench.measure import describe_machine, median_times
+from klformer.bench.measure import median_times
+from klformer.environment import describe_machine
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops.hadamard import hadamard_transform
 

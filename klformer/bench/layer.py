@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 
 from klformer.attention import MultiheadAttention
-from klformer.bench.measure import MEBIBYTE, describe_machine, extra_peak_memory
+from klformer.environment import describe_machine
+from klformer.memory import MEBIBYTE, extra_peak_memory
 
 
 @dataclass(frozen=True)

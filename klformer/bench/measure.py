@@ -2,21 +2,13 @@
 
 import math
 import os
-import platform
-import resource
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
-
-MEBIBYTE = 2**20
+from typing import TypeVar
 
 Subject = TypeVar("Subject")
 
@@ -66,69 +58,22 @@ def with_spread(values: Mapping[str, float], form: str, scale: float = 1) -> str
     return f"{median} ({low} to {high})" if low != high else median
 
 
-def extra_peak_memory(run: Callable[[], None], device: str = "cpu") -> int:
-    """Bytes by which memory rises above its present size while `run` runs.
-
-    To be called once in a process of its own, warmed up, with all operands in place.
-    """
-    before = reset_peak_memory(device)
-    run()
-    return max(0, peak_memory(device) - before)
-
-
-def reset_peak_memory(device: str) -> int:
-    """Forget the highest size so far, where the system can; returns the present one in bytes.
-
-    On a GPU that of torch's tensors, otherwise the resident size of this process. Only Linux can forget the latter.
-    """
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status_bytes("VmRSS")
-    except OSError:
-        return _rusage_peak()
-
-
-def peak_memory(device: str) -> int:
-    """The highest size in bytes since `reset_peak_memory`."""
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated()
-    return _status_bytes("VmHWM") if os.path.exists("/proc/self/status") else _rusage_peak()
-
-
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
-def _rusage_peak() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 #: For processes whose memory is measured. glibc keeps freed blocks that are smaller than a threshold, and moves the
 #: threshold as it goes, so that the same step has one peak or another; with a fixed one, tensors are given back.
 GIVE_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 * 1024)}
 
 
-def in_own_process(
-    arguments: Sequence[str], *, module: str = "klformer.bench", environment: Mapping[str, str] = GIVE_MEMORY_BACK
-) -> str:
-    """What `python -m MODULE ARGUMENTS` prints, run in a new process, with some more in its environment.
+def in_own_process(arguments: Sequence[str], *, environment: Mapping[str, str] = GIVE_MEMORY_BACK) -> str:
+    """What `python -m klformer.bench ARGUMENTS` prints, run in a new process, with some more in its environment.
 
     Raises:
         RuntimeError: if it fails, with the reason in the first line, and more of its error output below.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", "klformer.bench", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
     if result.returncode:
-        raise RuntimeError(
-            f"{_reason(result.returncode, result.stderr)}\n{module} {' '.join(arguments)}:\n{result.stderr[-2000:]}"
-        )
+        reason = _reason(result.returncode, result.stderr)
+        raise RuntimeError(f"{reason}\nklformer.bench {' '.join(arguments)}:\n{result.stderr[-2000:]}")
     return result.stdout
 
 
@@ -143,23 +88,6 @@ def _reason(code: int, errors: str) -> str:
 def as_flags(options: Mapping[str, object], prefix: str = "") -> list[str]:
     """Options as they are typed: --prefix.name value ..."""
     return [part for key, value in options.items() for part in (f"--{prefix}{key.replace('_', '-')}", str(value))]
-
-
-def describe_machine() -> dict[str, Any]:
-    """Date, machine and versions, to be printed with every figure."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-    }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:

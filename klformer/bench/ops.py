@@ -8,16 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from klformer.bench.measure import (
-    MEBIBYTE,
-    as_flags,
-    describe_machine,
-    extra_peak_memory,
-    in_own_process,
-    log_log_slope,
-    median_times,
-)
+from klformer.bench.measure import as_flags, in_own_process, log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
+from klformer.environment import describe_machine
+from klformer.memory import MEBIBYTE, extra_peak_memory
 
 #: The subjects that are this library's.
 PRODUCTS = ("rks", "rks causal", "prf", "prf causal")
@@ -84,12 +78,21 @@ def run(options: OpsBench) -> None:
         console.print(f"figures written to {options.json}")
 
 
-def measure_memory(name: str, sizes: Sizes) -> None:
+@dataclass(frozen=True)
+class OpMemory:
+    """Print the extra peak memory of one subject in bytes; `ops` calls this in a new process for each."""
+
+    name: str
+    """Subject, as `ops` lists it."""
+    sizes: Sizes
+
+
+def measure_memory(options: OpMemory) -> None:
     """Print the extra peak memory in bytes; meant to be alone in its process."""
-    small = Sizes(**{**asdict(sizes), "length": 256})
-    forward_and_backward(name, Operands.random(small))()
-    operands = Operands.random(sizes)
-    print(extra_peak_memory(forward_and_backward(name, operands)))
+    small = Sizes(**{**asdict(options.sizes), "length": 256})
+    forward_and_backward(options.name, Operands.random(small))()
+    operands = Operands.random(options.sizes)
+    print(extra_peak_memory(forward_and_backward(options.name, operands)))
 
 
 def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str, Any]]:

@@ -25,17 +25,10 @@ from klformer.bench.contenders import (
     pairs,
     performer_pytorch,
 )
-from klformer.bench.measure import (
-    MEBIBYTE,
-    as_flags,
-    describe_machine,
-    extra_peak_memory,
-    in_own_process,
-    round_times,
-    spread,
-    with_spread,
-)
+from klformer.bench.measure import as_flags, in_own_process, round_times, spread, with_spread
 from klformer.checks import check_choice, check_count
+from klformer.environment import describe_machine
+from klformer.memory import MEBIBYTE, extra_peak_memory
 
 CAPTION = (
     "error: relative RMS difference of results where the maths is the same; in brackets with\n"

@@ -5,7 +5,7 @@ from klformer.kernels.gaussian import GaussianSpectrum
 from klformer.kernels.generative import GenerativeSpectrum
 from klformer.kernels.gmm import GaussianMixtureSpectrum
 from klformer.kernels.kernel import Kernel
-from klformer.kernels.spectrum import SPECTRA, Frequencies, Resampled, SpectralDistribution, kept_noise, resample
+from klformer.kernels.spectrum import SPECTRA, Frequencies, SpectralDistribution
 
 SPECTRA.add("gmm", GaussianMixtureSpectrum)
 SPECTRA.add("fastfood", FastFoodSpectrum)
@@ -19,8 +19,5 @@ __all__ = [
     "GaussianSpectrum",
     "GenerativeSpectrum",
     "Kernel",
-    "Resampled",
     "SpectralDistribution",
-    "kept_noise",
-    "resample",
 ]

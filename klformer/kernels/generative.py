@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_count
+from klformer.errors import ArgumentTypeError
 from klformer.kernels.spectrum import SpectralDistribution, draw_normal
 
 
@@ -43,7 +44,7 @@ class GenerativeSpectrum(SpectralDistribution):
         check_count("num_frequencies", num_frequencies, minimum=2)
         noise_dim = head_dim if noise_dim is None else noise_dim
         if isinstance(hidden_dims, int):
-            raise TypeError(f"hidden_dims must be a sequence of widths, got {hidden_dims!r}")
+            raise ArgumentTypeError(f"hidden_dims must be a sequence of widths, got {hidden_dims!r}")
         hidden_dims = (head_dim,) * 4 if hidden_dims is None else tuple(hidden_dims)
         check_count("noise_dim", noise_dim)
         for width in hidden_dims:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_flag
+from klformer.errors import ArgumentError
 from klformer.kernels.spectrum import Frequencies, SpectralDistribution, draw_normal
 
 
@@ -53,9 +54,11 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         check_choice("covariance", covariance, ("full", "diagonal"))
         check_choice("init", init, ("released", "identity"))
         if tied and num_components != 2:
-            raise ValueError(f"tied needs num_components=2 (means +mu and -mu), got {num_components}; pass tied=False")
+            raise ArgumentError(
+                f"tied needs num_components=2 (means +mu and -mu), got {num_components}; pass tied=False"
+            )
         if num_frequencies % num_components:
-            raise ValueError(
+            raise ArgumentError(
                 f"num_frequencies must be a multiple of num_components={num_components}, got {num_frequencies}"
             )
         self.num_components = num_components

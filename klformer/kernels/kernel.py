@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_flag, check_number
+from klformer.errors import ArgumentError
 from klformer.kernels.spectrum import SpectralDistribution
 from klformer.ops.decoding import SpectralDecoder
 from klformer.ops.feature_maps import FEATURE_MAP_NAMES
@@ -38,12 +39,12 @@ class Kernel(nn.Module):
         super().__init__()
         check_choice("feature_map", feature_map, FEATURE_MAP_NAMES)
         if (spectrum is None) != (feature_map == "elu"):
-            raise ValueError(f"feature_map {feature_map!r} does not go with spectrum {spectrum}")
+            raise ArgumentError(f"feature_map {feature_map!r} does not go with spectrum {spectrum}")
         check_number("norm_coefficient", norm_coefficient)
         check_number("smoothing", smoothing)
         check_flag("frozen", frozen)
         if smoothing and feature_map != "rks":
-            raise ValueError(f"smoothing must be 0 for {feature_map!r}, got {smoothing!r}")
+            raise ArgumentError(f"smoothing must be 0 for {feature_map!r}, got {smoothing!r}")
         self.feature_map = feature_map
         self.spectrum = spectrum
         self.smoothing = smoothing

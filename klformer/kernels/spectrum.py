@@ -9,15 +9,14 @@ and a line in `kernels/__init__.py`:
 Its attentions `name-rks` and `name-prf`, their options and every contract test follow from that.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from klformer.checks import check_count
+from klformer.noise import Resampled
 from klformer.registry import Registry
 
 
@@ -26,14 +25,6 @@ class Frequencies(NamedTuple):
 
     omega: Tensor  # (H or 1, R, D); R / 2 where there is a mean
     mean: Tensor | None  # (H or 1, D)
-
-
-class Resampled(nn.Module, ABC):
-    """A module with noise in persistent buffers, which `klformer.resample` draws again."""
-
-    @abstractmethod
-    def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
 
 
 class SpectralDistribution(Resampled):
@@ -96,31 +87,3 @@ def draw_norms(shape: tuple[int, ...], dim: int, generator: torch.Generator | No
     """Norms of independent N(0, I) vectors in R^dim: chi-distributed with dim degrees of freedom."""
     device = torch.device("cpu") if generator is None else generator.device
     return torch.randn(*shape, dim, generator=generator, device=device).norm(dim=-1)
-
-
-def resample(module: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Draw new noise for every module in `module` that has some, in the order of its modules.
-
-    That is spectral distributions, and the hashes of reformer. With equally seeded generators, equal models draw equal
-    noise: this is how the ranks of a distributed run stay together.
-    """
-    for child in module.modules():
-        if isinstance(child, Resampled):
-            child.resample(generator)
-
-
-@contextmanager
-def kept_noise(module: nn.Module) -> Iterator[None]:
-    """Whatever is drawn inside, the noise of `module` is as before afterwards."""
-    saved = [
-        (buffer, buffer.clone())
-        for child in module.modules()
-        if isinstance(child, Resampled)
-        for buffer in child.buffers()
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in saved:
-                buffer.copy_(before)

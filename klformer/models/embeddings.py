@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_probability
+from klformer.errors import ArgumentError
 
 
 def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
@@ -51,7 +52,7 @@ class SequenceEmbedding(nn.Module):
         check_choice("positions", positions, ("sinusoidal", "learned"))
         check_probability("dropout", dropout)
         if (vocab_size is None) == (input_dim is None):
-            raise ValueError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
+            raise ArgumentError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
         self.max_len = max_len
         self.inputs: nn.Embedding | nn.Linear
         if vocab_size is not None:
@@ -80,11 +81,11 @@ class SequenceEmbedding(nn.Module):
         """
         length = inputs.shape[1]
         if offset and self.cls_token is not None:
-            raise ValueError(
+            raise ArgumentError(
                 f"offset is for decoding, which has no CLS token; build with cls=False, got offset={offset}"
             )
         if offset + length > self.max_len:
-            raise ValueError(f"sequence of {offset + length} tokens is longer than max_len={self.max_len}")
+            raise ArgumentError(f"sequence of {offset + length} tokens is longer than max_len={self.max_len}")
         x = self.inputs(inputs)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)

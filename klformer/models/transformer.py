@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from klformer.attention import MultiheadAttention
 from klformer.checks import check_choice, check_count, check_probability
+from klformer.errors import ArgumentError
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
@@ -49,7 +50,7 @@ class TransformerLayer(nn.Module):
         self.cross_norm = nn.LayerNorm(model_dim) if cross_attention else None
         self.cross_attention = MultiheadAttention(model_dim=model_dim, **attention) if cross_attention else None
         if self.cross_attention is not None and not self.cross_attention.mechanism.supports_cross:
-            raise ValueError(f"attention {attention['attention']!r} can't attend to another sequence")
+            raise ArgumentError(f"attention {attention['attention']!r} can't attend to another sequence")
         self.ffn_norm = nn.LayerNorm(model_dim)
         self.ffn = FeedForward(model_dim=model_dim, hidden_dim=ffn_dim, activation=activation, dropout=dropout)
         self.dropout = nn.Dropout(dropout)
@@ -312,4 +313,4 @@ class TransformerDecoder(_Stack):
     def _check_memory(self, memory: Tensor | None) -> None:
         if (memory is not None) != self.cross_attention:
             expected = "given" if self.cross_attention else "None"
-            raise ValueError(f"memory must be {expected}: cross_attention is {self.cross_attention}")
+            raise ArgumentError(f"memory must be {expected}: cross_attention is {self.cross_attention}")

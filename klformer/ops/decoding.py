@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from klformer.errors import ArgumentError
 from klformer.ops.feature_maps import make_feature_map
 from klformer.ops.steps import Carry
 from klformer.ops.tiling import Problem, Tile, chunk_bounds
@@ -83,4 +84,4 @@ def _check_rows(state: SpectralState, tokens: Tensor) -> None:
     """Raises ValueError if the tokens (B, H, ., D) are not for the rows of the state."""
     batch, heads = tokens.shape[:2]
     if state.total.shape[0] != batch * heads:
-        raise ValueError(f"the state is for {state.total.shape[0] // heads} sequences, got a batch of {batch}")
+        raise ArgumentError(f"the state is for {state.total.shape[0] // heads} sequences, got a batch of {batch}")

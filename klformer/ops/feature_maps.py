@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from klformer.errors import ArgumentError
+
 FeatureMapName = Literal["rks", "prf", "elu"]
 FEATURE_MAP_NAMES: tuple[FeatureMapName, ...] = ("rks", "prf", "elu")
 
@@ -126,4 +128,4 @@ def make_feature_map(name: str, norm_coefficient: float = 1.0) -> FeatureMap:
         return PositiveRandomFeatures(norm_coefficient)
     if name == "elu":
         return EluPlusOne()
-    raise ValueError(f"feature_map must be one of {', '.join(FEATURE_MAP_NAMES)}, got {name!r}")
+    raise ArgumentError(f"feature_map must be one of {', '.join(FEATURE_MAP_NAMES)}, got {name!r}")

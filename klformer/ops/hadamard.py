@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from klformer.errors import ArgumentError
+
 
 def hadamard_transform(x: Tensor) -> Tensor:
     """H x along the last dimension (size a power of two); H is symmetric and H H = d I.
@@ -12,7 +14,7 @@ def hadamard_transform(x: Tensor) -> Tensor:
     """
     size = x.shape[-1]
     if size < 1 or size & (size - 1):
-        raise ValueError(f"the last size must be a power of two, got {size}")
+        raise ArgumentError(f"the last size must be a power of two, got {size}")
     shape = x.shape
     half = 1
     while half < size:

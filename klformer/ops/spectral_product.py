@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from klformer.errors import ArgumentError
 from klformer.ops import bidirectional, causal
 from klformer.ops.feature_maps import make_feature_map
 from klformer.ops.steps import Residuals, empty_residuals
@@ -92,41 +93,41 @@ def _check(
 ) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} must have 4 dimensions (batch, heads, length, size), got shape {tuple(tensor.shape)}"
             )
         if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be of a floating-point type, got {tensor.dtype}")
+            raise ArgumentError(f"{name} must be of a floating-point type, got {tensor.dtype}")
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise ValueError(
+        raise ArgumentError(
             "q (B,H,L,D), k (B,H,S,D) and v (B,H,S,E) must agree in B, H, S and D, "
             f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     if causal and q.shape[2] != k.shape[2]:
-        raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+        raise ArgumentError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
     if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
-        raise ValueError(
+        raise ArgumentError(
             f"key_mask must be a bool tensor of shape {(k.shape[0], k.shape[2])} (True = keep), "
             f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
         )
     if (omega is None) != (feature_map == "elu"):
-        raise ValueError(
+        raise ArgumentError(
             f"feature_map {feature_map!r} {'takes no' if feature_map == 'elu' else 'needs'} frequencies (omega)"
         )
     if omega is not None and (
         omega.dim() != 3 or omega.shape[0] not in (1, q.shape[1]) or omega.shape[1] == 0 or omega.shape[2] != q.shape[3]
     ):
-        raise ValueError(f"omega must be ({q.shape[1]} or 1, R, {q.shape[3]}) with R >= 1, got {tuple(omega.shape)}")
+        raise ArgumentError(f"omega must be ({q.shape[1]} or 1, R, {q.shape[3]}) with R >= 1, got {tuple(omega.shape)}")
     if mean is not None and (
         feature_map != "rks" or mean.dim() != 2 or mean.shape[0] not in (1, q.shape[1]) or mean.shape[1] != q.shape[3]
     ):
-        raise ValueError(
+        raise ArgumentError(
             f"mean must be ({q.shape[1]} or 1, {q.shape[3]}) and goes with 'rks' only, got {tuple(mean.shape)}"
         )
     if not 0 <= smoothing < math.inf or (smoothing > 0 and feature_map != "rks"):
-        raise ValueError(f"smoothing must be >= 0, and 0 for {feature_map!r}, got {smoothing}")
+        raise ArgumentError(f"smoothing must be >= 0, and 0 for {feature_map!r}, got {smoothing}")
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}")
+        raise ArgumentError(f"chunk must be at least 1, got {chunk}")
 
 
 def _problem(

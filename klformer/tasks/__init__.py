@@ -1,13 +1,10 @@
 """Tasks: labelled sequences in three splits, and batches of them. A task is one file, and a line here."""
 
 from klformer.tasks.base import TASKS, Task, build_task, task_names
-from klformer.tasks.batching import Batch, BucketSampler, PaddingReport, collate, padding_report
 from klformer.tasks.config import DataConfig, Split
-from klformer.tasks.errors import DataError
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
 from klformer.tasks.retrieval import Retrieval
-from klformer.tasks.sequences import Examples, Sequences
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
@@ -16,22 +13,14 @@ for _task in (ListOps, Text, Retrieval, Image, Sparsity):
 
 __all__ = [
     "TASKS",
-    "Batch",
-    "BucketSampler",
     "DataConfig",
-    "DataError",
-    "Examples",
     "Image",
     "ListOps",
-    "PaddingReport",
     "Retrieval",
-    "Sequences",
     "Sparsity",
     "Split",
     "Task",
     "Text",
     "build_task",
-    "collate",
-    "padding_report",
     "task_names",
 ]

@@ -17,11 +17,11 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from klformer.checks import check_choice
+from klformer.data.sequences import Examples
+from klformer.errors import ArgumentError, DataError
 from klformer.registry import Registry
 from klformer.tasks.config import DataConfig, Split
-from klformer.tasks.errors import DataError
 from klformer.tasks.files import exists, is_folder
-from klformer.tasks.sequences import Examples
 
 #: Distinct streams of random numbers for one seed.
 _HOLDOUT_STREAM, _LIMIT_STREAM = 1, 2
@@ -51,7 +51,7 @@ class Task(ABC):
 
     def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
         if config.num_examples is not None and not self.is_generated:
-            raise ValueError(f"num_examples is for generated tasks, {self.name} is read from files; use train_limit")
+            raise ArgumentError(f"num_examples is for generated tasks, {self.name} is read from files; use train_limit")
         self.config = config
         self.quiet = quiet
         self.root = config.folder()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from klformer.tasks.errors import DataError
+from klformer.errors import ArgumentError, DataError
 from klformer.tasks.files import reading
 
 
@@ -35,9 +35,9 @@ class _StoredArray:
         try:
             _, shape, dtype, is_fortran, content = self.state
         except (TypeError, ValueError) as error:
-            raise ValueError("the array has no state") from error
+            raise ArgumentError("the array has no state") from error
         if getattr(dtype, "name", None) not in ("u1", b"u1") or not isinstance(content, bytes):
-            raise ValueError("the array must hold bytes (uint8)")
+            raise ArgumentError("the array must hold bytes (uint8)")
         return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
 
 

@@ -4,15 +4,15 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from klformer.config import Config
 
 Split = Literal["train", "validation", "test"]
 
 
-class DataConfig(BaseModel):
+class DataConfig(Config):
     """Where the data is, how it is split and how much of it is used."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     root: Path | None = None
     """Folder of the data. Default: the environment variable KLFORMER_DATA, else klformer in the user's cache folder."""

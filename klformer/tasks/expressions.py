@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
 
 MAX_DEPTH = 10
 MAX_ARGUMENTS = 10
@@ -51,14 +52,14 @@ def evaluate(tokens: Iterable[str]) -> int:
         elif token == "]":
             operator, values = stack.pop()
             if not operator or not values:
-                raise ValueError("a ] closes nothing, or an operator without arguments")
+                raise ArgumentError("a ] closes nothing, or an operator without arguments")
             stack[-1][1].append(OPERATORS[operator](values))
         elif token in TOKENS:
             stack[-1][1].append(int(token))
         else:
-            raise ValueError(f"unknown token {token!r}")
+            raise ArgumentError(f"unknown token {token!r}")
     if len(stack) != 1 or len(stack[0][1]) != 1:
-        raise ValueError("the tokens are not one whole expression")
+        raise ArgumentError("the tokens are not one whole expression")
     return stack[0][1][0]
 
 

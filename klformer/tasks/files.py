@@ -1,17 +1,16 @@
 """Files: found, read, written as a whole or not at all, and checked against a manifest."""
 
-import hashlib
 import json
-import os
 import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from klformer.tasks.errors import DataError
+from klformer.errors import DataError
+from klformer.files import sha256, write_text
 from klformer.tasks.progress import say
 
 MANIFEST = "manifest.json"
@@ -102,26 +101,6 @@ def parse_label(text: str, num_classes: int, *, file: Path, line: int | None = N
     return int(value)
 
 
-@contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when it is whole and on disk, and otherwise not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"can't be written: {error.strerror or error}", file=path) from error
-
-
 class GeneratedFolder:
     """A folder of generated files with a manifest, written last, of their sizes and checksums.
 
@@ -171,9 +150,8 @@ class GeneratedFolder:
         files = {}
         for name, count in rows.items():
             path = self.path / name
-            files[name] = {"rows": count, "bytes": path.stat().st_size, "sha256": _sha256(path)}
-        with atomic_write(self.path / MANIFEST) as file:
-            file.write(json.dumps({"settings": self.settings, "files": files}, indent=2).encode() + b"\n")
+            files[name] = {"rows": count, "bytes": path.stat().st_size, "sha256": sha256(path)}
+        write_text(self.path / MANIFEST, json.dumps({"settings": self.settings, "files": files}, indent=2) + "\n")
 
     def verified(self, name: str) -> tuple[Path, int]:
         """The path and the number of rows of a file, which is as it was written.
@@ -197,11 +175,6 @@ class GeneratedFolder:
             found = path.stat().st_size
             if found != size:
                 raise DataError(f"has {found} bytes where the manifest says {size}; {remedy}", file=path)
-            if _sha256(path) != digest:
+            if sha256(path) != digest:
                 raise DataError(f"was changed after it was generated (its checksum differs); {remedy}", file=path)
         return path, rows
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from klformer.tasks.errors import DataError
+from klformer.errors import DataError
 
 
 def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str]) -> Any:

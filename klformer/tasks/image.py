@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from klformer.data.sequences import Examples, Sequences
+from klformer.errors import DataError
 from klformer.tasks.base import Task
 from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.config import Split
-from klformer.tasks.errors import DataError
 from klformer.tasks.files import entries, exists, is_folder, reading
 from klformer.tasks.hub import load_from_hub
-from klformer.tasks.sequences import Examples, Sequences
 
 _HUB_NAME = "uoft-cs/cifar10"
 _SIDE = 32

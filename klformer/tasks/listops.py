@@ -13,13 +13,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from klformer.data.sequences import ByteRows, Examples
+from klformer.errors import DataError
+from klformer.files import replacing
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
-from klformer.tasks.errors import DataError
 from klformer.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
-from klformer.tasks.files import GeneratedFolder, atomic_write, first_existing, parse_label, read_lines
+from klformer.tasks.files import GeneratedFolder, first_existing, parse_label, read_lines
 from klformer.tasks.progress import progress
-from klformer.tasks.sequences import ByteRows, Examples
 
 FILES: dict[Split, str] = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 #: 0 is padding.
@@ -98,7 +99,7 @@ class ListOps(Task):
         rows = iter(ExpressionGenerator(settings["seed"], settings["max_len"]))
         with progress("generating ListOps", sum(sizes.values()), quiet=self.quiet) as advance:
             for split, size in sizes.items():
-                with atomic_write(self._generated.path / FILES[split]) as file:
+                with replacing(self._generated.path / FILES[split]) as path, path.open("wb") as file:
                     file.write(b"Source\tTarget\r\n")
                     for source, value in islice(rows, size):
                         file.write(f"{source}\t{value}\r\n".encode())

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from klformer.data.sequences import ByteRows, Examples
+from klformer.errors import DataError
 from klformer.tasks.base import Task
 from klformer.tasks.config import Split
-from klformer.tasks.errors import DataError
 from klformer.tasks.files import first_existing, parse_label, read_lines
-from klformer.tasks.sequences import ByteRows, Examples
 
 FILES: dict[Split, str] = {
     "train": "new_aan_pairs.train.tsv",

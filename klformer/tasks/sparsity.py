@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klformer.checks import check_count
+from klformer.data.sequences import Examples, Sequences
+from klformer.errors import DataError
+from klformer.files import replacing
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
-from klformer.tasks.errors import DataError
-from klformer.tasks.files import GeneratedFolder, atomic_write
+from klformer.tasks.files import GeneratedFolder
 from klformer.tasks.progress import progress
-from klformer.tasks.sequences import Examples, Sequences
 
 MAX_SUM = 4
 NUM_CLASSES = 2 * MAX_SUM + 1
@@ -85,7 +86,7 @@ class Sparsity(Task):
             codes, labels = generate(
                 self.num_examples, self.max_len, sparsity=self.config.sparsity, seed=self.config.seed, advance=advance
             )
-        with atomic_write(self._generated.path / _FILE) as file:
+        with replacing(self._generated.path / _FILE) as path, path.open("wb") as file:
             np.savez(file, codes=codes, labels=labels)
         self._generated.complete({_FILE: self.num_examples})
 

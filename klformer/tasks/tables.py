@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from klformer.tasks.errors import DataError
+from klformer.errors import DataError
 from klformer.tasks.files import reading
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from klformer.data.sequences import ByteRows, Examples
+from klformer.errors import DataError
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
-from klformer.tasks.errors import DataError
 from klformer.tasks.files import entries, exists, first_existing, is_folder, reading
 from klformer.tasks.hub import load_from_hub
-from klformer.tasks.sequences import ByteRows, Examples
 from klformer.tasks.tables import TABLE_SUFFIXES, read_table
 
 _HUB_NAME = "stanfordnlp/imdb"

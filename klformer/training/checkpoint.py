@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from klformer.training.errors import TrainingError
-from klformer.training.files import writing
+from klformer.errors import FileError, RunError
+from klformer.files import sha256, sync, writing
 
 WEIGHTS, OPTIMISER, MANIFEST = "weights.safetensors", "optimiser.safetensors", "manifest.json"
 
@@ -48,28 +48,28 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file.
 
     Raises:
-        TrainingError: it is not there, or damaged.
+        RunError: it is not there, or damaged.
     """
     try:
         return load_file(path)
     except FileNotFoundError as error:
-        raise TrainingError(f"{path} is not there") from error
+        raise RunError(f"{path} is not there") from error
     except SafetensorError as error:
-        raise TrainingError(f"{path} is damaged: {error}") from error
+        raise RunError(f"{path} is damaged: {error}") from error
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
     """Put weights into a model.
 
     Raises:
-        TrainingError: those from `source` are another model's.
+        RunError: those from `source` are another model's.
     """
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in wanted | found:
         if found.get(name) != wanted.get(name):
             sizes = f"{found.get(name, 'not there')} in it, {wanted.get(name, 'not there')} in the model"
-            raise TrainingError(f"{source} does not fit the configuration: {name} is {sizes}")
+            raise RunError(f"{source} does not fit the configuration: {name} is {sizes}")
     model.load_state_dict(weights)
 
 
@@ -98,7 +98,7 @@ class CheckpointStore:
         """Write a checkpoint of `kind` ("step", "best" or a milestone) in one stroke.
 
         Raises:
-            TrainingError: the disk is full or the folder can't be written; nothing is left behind then.
+            FileError: the disk is full or the folder can't be written; nothing is left behind then.
         """
         target = self.folder / _name(kind, step)
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
@@ -110,17 +110,18 @@ class CheckpointStore:
                 digests = {}
                 for name, tensors in files.items():
                     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary / name)
-                    digests[name] = _sync_and_digest(temporary / name)
+                    sync(temporary / name)
+                    digests[name] = sha256(temporary / name)
                 manifest = {"step": step, "files": digests, "info": dict(info)}
                 sealed = manifest | {"sha256": _digest_of(manifest)}
                 (temporary / MANIFEST).write_text(json.dumps(sealed, indent=2) + "\n")
-                _sync_and_digest(temporary / MANIFEST)
+                sync(temporary / MANIFEST)
                 if target.exists():
                     shutil.rmtree(target)
                 os.rename(temporary, target)
-                _sync_folder(self.folder)
-        except TrainingError as error:
-            raise TrainingError(f"{error}. {self._what_is_safe()}") from error
+                sync(self.folder)
+        except FileError as error:
+            raise FileError(f"{error}. {self._what_is_safe()}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
@@ -167,22 +168,6 @@ def _name(kind: str, step: int) -> str:
     return f"{kind}-{step:08d}"
 
 
-def _sync_and_digest(path: Path) -> str:
-    """SHA-256 of a file that is now on disk."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    return digest
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _digest_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
@@ -198,9 +183,8 @@ def _open(folder: Path) -> Checkpoint:
         if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
             raise _NotWhole(f"{MANIFEST} does not match its checksum")
         for name, digest in manifest["files"].items():
-            with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise _NotWhole(f"{name} does not match its checksum")
+            if sha256(folder / name) != digest:
+                raise _NotWhole(f"{name} does not match its checksum")
     except ValueError as error:
         raise _NotWhole(f"{MANIFEST} is not readable") from error
     except FileNotFoundError as error:

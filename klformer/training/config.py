@@ -2,13 +2,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Config(BaseModel):
-    """Frozen, validated, and strict about unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+from klformer.config import Config
+from klformer.errors import ArgumentError
 
 
 class OptimiserConfig(Config):
@@ -96,5 +93,5 @@ class TrainingConfig(Config):
     @model_validator(mode="after")
     def _ends(self) -> "TrainingConfig":
         if self.max_steps is None and self.max_epochs is None:
-            raise ValueError("give max_steps or max_epochs, or training never ends")
+            raise ArgumentError("give max_steps or max_epochs, or training never ends")
         return self

@@ -13,9 +13,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from klformer.kernels import Resampled, kept_noise, resample
+from klformer.data import Batch, BucketSampler, Examples, collate
 from klformer.models.reuse import first_part_once
-from klformer.tasks import Batch, BucketSampler, Examples, collate
+from klformer.noise import has_noise, kept_noise, resample
 from klformer.training.seeds import generator_for
 
 
@@ -95,11 +95,6 @@ def evaluate(
     votes = nn.functional.one_hot(predicted, num_classes).sum(0)
     voting = (votes.argmax(-1) == labels).float().mean().item()
     return Evaluation(len(examples), losses.mean().item(), tuple(accuracies.tolist()), voting)
-
-
-def has_noise(model: nn.Module) -> bool:
-    """Whether anything in the model is drawn at random."""
-    return any(isinstance(module, Resampled) for module in model.modules())
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from klformer.training.errors import TrainingError
-from klformer.training.files import write_atomically, writing
+from klformer.errors import RunError
+from klformer.files import write_text, writing
 
 
 class MetricsLog:
@@ -26,13 +26,13 @@ class MetricsLog:
         step: The step that the run goes on from; later lines are dropped.
 
     Raises:
-        TrainingError: from every method, if a file can't be written.
+        FileError: from every method, if a file can't be written.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         self._path = folder / "metrics.jsonl"
         kept = "".join(json.dumps(line) + "\n" for line in read_lines(self._path) if line["step"] <= step)
-        write_atomically(self._path, lambda path: path.write_text(kept))
+        write_text(self._path, kept)
         self._events = _Events(folder / "tensorboard", step)
         with writing(self._path):
             self._file = self._path.open("a")
@@ -84,7 +84,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl, none if there is no such file; a last line that a crash cut off is left out.
 
     Raises:
-        TrainingError: another line is damaged.
+        RunError: another line is damaged.
     """
     if not path.exists():
         return []
@@ -95,6 +95,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             record = None
         if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record):
-            raise TrainingError(f"{path}, line {number} is damaged; remove the line to go on without it")
+            raise RunError(f"{path}, line {number} is damaged; remove the line to go on without it")
         found.append(record)
     return found

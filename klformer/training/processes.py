@@ -7,8 +7,8 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
 
+from klformer.errors import OtherProcessFailedError
 from klformer.training.config import TrainingConfig
-from klformer.training.errors import OtherProcessFailedError
 
 Result = TypeVar("Result")
 

@@ -19,8 +19,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from klformer.kernels import resample
-from klformer.tasks import BucketSampler, Examples, collate
+from klformer.data import BucketSampler, Examples, collate
+from klformer.errors import ArgumentError, Interrupted, RunError
+from klformer.noise import resample
 from klformer.training.checkpoint import (
     MILESTONES,
     OPTIMISER,
@@ -33,7 +34,6 @@ from klformer.training.checkpoint import (
     put_weights,
 )
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
-from klformer.training.errors import Interrupted, TrainingError
 from klformer.training.evaluation import Evaluation, class_scores, evaluate
 from klformer.training.log import MetricsLog
 from klformer.training.progress import Reporter
@@ -95,7 +95,7 @@ class Trainer:
         seed: int,
     ) -> None:
         if training.mixed_precision == "fp16" and accelerator.device.type == "cpu":
-            raise ValueError("training.mixed_precision must be 'no' or 'bf16' on a CPU, got 'fp16'")
+            raise ArgumentError("training.mixed_precision must be 'no' or 'bf16' on a CPU, got 'fp16'")
         self.training = training
         self.schedule = schedule
         self.base_rate = optimiser.learning_rate
@@ -138,12 +138,12 @@ class Trainer:
         """Go on from the newest whole checkpoint; False if there is none yet. What is newer is removed.
 
         Raises:
-            TrainingError: all checkpoints are damaged, but there is a best model, which starting over would remove.
+            RunError: all checkpoints are damaged, but there is a best model, which starting over would remove.
         """
         checkpoint = self.store.newest("step")
         best = self.store.newest("best")
         if checkpoint is None and best is not None and self.store.holds("step"):
-            raise TrainingError(
+            raise RunError(
                 f"no checkpoint in {self.store.folder} is whole, so that the run can't go on; its best model, of step "
                 f"{best.step}, is: `klformer eval {self.folder}` reads it. Train again under another --name"
             )
@@ -166,7 +166,7 @@ class Trainer:
 
         Raises:
             Interrupted: SIGINT or SIGTERM came; the state is saved.
-            TrainingError: loss or gradient are not finite any more, or a file can't be written.
+            RunError: loss or gradient are not finite any more, or a file can't be written.
         """
         if self.is_done:
             return
@@ -188,7 +188,7 @@ class Trainer:
         if best is None:
             best = self.store.newest("step")
             if best is None:
-                raise TrainingError(f"there is no whole checkpoint in {self.store.folder}; train under another --name")
+                raise RunError(f"there is no whole checkpoint in {self.store.folder}; train under another --name")
             self.reporter.say(
                 f"there is no whole checkpoint of the best model, of step {self.progress.best_step}; using the newest "
                 f"one, {best.folder}. The same training under another --name gives the best one again"
@@ -284,13 +284,13 @@ class Trainer:
         sums[3] = float(self._signal)
         loss_sum, correct, tokens, stop = accelerator.reduce(sums, "sum").tolist()
         if not math.isfinite(loss_sum):
-            raise TrainingError(self._not_finite(step, f"loss is {loss_sum}", indices))
+            raise RunError(self._not_finite(step, f"loss is {loss_sum}", indices))
         # Also without clipping: a gradient that is not finite must not reach the weights.
         limit = math.inf if training.clip_norm is None else training.clip_norm
         norm = float(accelerator.clip_grad_norm_(self.wrapped.parameters(), limit))
         # The scaler of fp16 skips such steps itself, and lowers its scale.
         if not math.isfinite(norm) and accelerator.scaler is None:
-            raise TrainingError(self._not_finite(step, f"norm of the gradient is {norm}", indices))
+            raise RunError(self._not_finite(step, f"norm of the gradient is {norm}", indices))
         self.optimiser.step()
         self.optimiser.zero_grad()
         totals = self.totals

@@ -7,25 +7,25 @@ import pytest
 import torch
 
 import klformer
-from klformer.analysis.gradients import classifier_gradients, gradient_statistics
-from klformer.analysis.kernel_view import (
+from klformer.analysis.eigenvalues.measure import covariance, eigenvalues
+from klformer.analysis.gradients.measure import classifier_gradients, gradient_statistics
+from klformer.analysis.kernel.measure import (
     attention_of_first_token,
     kernel_profile,
     main_directions,
     over_draws,
     sample_frequencies,
 )
-from klformer.analysis.spectra import covariance, eigenvalues
-from klformer.analysis.variance import (
+from klformer.analysis.variance.measure import (
     count_votes,
     prediction_inconsistency,
     r_squared,
     relative_standard_deviation,
     variance_metrics,
 )
+from klformer.data import Batch
 from klformer.kernels import FastFoodSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
 from klformer.models import ClassifierHead, SequenceClassifier, SequenceEmbedding, TransformerEncoder
-from klformer.tasks import Batch
 
 
 def two_class(outputs):

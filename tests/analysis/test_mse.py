@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from klformer.analysis import mse
-from klformer.experiments.analyze.mse import MseAnalysis, run
+from klformer.analysis.mse import measure as mse
+from klformer.analysis.mse.command import MseAnalysis, run
 from klformer.kernels import GaussianMixtureSpectrum, Kernel, exact
 
 DRAWS = 8_000

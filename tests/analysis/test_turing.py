@@ -21,6 +21,7 @@ from klformer.analysis.turing import (
     SoftAttention,
     TuringMachine,
     build,
+    command,
     compare,
     decoded_trace,
     example_names,
@@ -34,7 +35,6 @@ from klformer.analysis.turing import (
 )
 from klformer.analysis.turing.machine import Action
 from klformer.analysis.turing.transformer import COPY
-from klformer.experiments.analyze import turing as command
 
 HARD, EXACT = HardAttention(), HardAttention(exact=True)
 

@@ -25,7 +25,8 @@ SMALL = Sizes(batch=1, heads=2, length=40, head_dim=4, value_dim=3, frequencies=
 
 
 def run_bench(*arguments):
-    command = [sys.executable, "-m", "klformer.bench", *arguments]
+    module = ["klformer", "bench"] if arguments[0] != "memory" else ["klformer.bench"]
+    command = [sys.executable, "-m", *module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -111,7 +112,7 @@ def test_memory_of_one_subject_is_measured_in_its_own_process():
 
 def test_peak_memory_is_seen():
     size = 64 * 2**20
-    script = "import torch; from klformer.bench.measure import extra_peak_memory as peak; torch.ones(9).sum(); "
+    script = "import torch; from klformer.memory import extra_peak_memory as peak; torch.ones(9).sum(); "
     script += f"print(peak(lambda: torch.ones({size // 4}).sum()))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert 0.9 * size < int(out) < 1.5 * size

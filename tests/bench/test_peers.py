@@ -25,6 +25,7 @@ from klformer.bench.contenders import (
 from klformer.bench.measure import round_times
 from klformer.bench.peers import PeersBench
 from klformer.kernels import SPECTRA
+from klformer.memory import MEBIBYTE
 
 SMALL = PeerSizes(length=29, batch=3, heads=2, head_dim=8, num_frequencies=14, num_layers=2)
 NAMES = ("softmax", "performer", "gmm-rks", "generative-prf", "linear-elu")
@@ -215,12 +216,12 @@ def test_who_is_slow_has_fewer_rounds(monkeypatch, tmp_path, capsys):
 def test_memory_is_the_median_of_several_processes(monkeypatch, tmp_path, capsys):
     mebibytes = {"klformer": iter([200, 100, 300]), "torch": iter([100, 100, 600]), "materialised": iter([0, 0, 0])}
     monkeypatch.setattr(
-        peers, "_measure_memory", lambda contender, sizes, console: next(mebibytes[contender.maker]) * measure.MEBIBYTE
+        peers, "_measure_memory", lambda contender, sizes, console: next(mebibytes[contender.maker]) * MEBIBYTE
     )
     peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), memory=True, memory_repeats=3, out=tmp_path))
     report = json.loads((tmp_path / "peers.json").read_text())
     ours = report["subjects"][0]["memory"]
-    assert {key: value / measure.MEBIBYTE for key, value in ours.items()} == {"median": 200, "low": 100, "high": 300}
+    assert {key: value / MEBIBYTE for key, value in ours.items()} == {"median": 200, "low": 100, "high": 300}
     torch_row, plain_row = report["comparisons"]
     assert torch_row["memory_ratio"] == {"median": 0.5, "low": 0.5, "high": 2.0}
     assert plain_row["memory_ratio"]["high"] == 0

@@ -8,7 +8,9 @@ import pytest
 from pydantic import ValidationError
 from user_support import plain_user
 
-from klformer.tasks import TASKS, DataConfig, DataError, Examples, Sequences, Split, Task, build_task, task_names
+from klformer.data import Examples, Sequences
+from klformer.errors import DataError
+from klformer.tasks import TASKS, DataConfig, Split, Task, build_task, task_names
 
 
 class Numbers(Task):

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image as Picture
 from user_support import plain_user
 
-from klformer.tasks import DataConfig, DataError, Image
+from klformer.errors import DataError
+from klformer.tasks import DataConfig, Image
 from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.image import to_grey
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from klformer.tasks import DataConfig, DataError, ListOps
+from klformer.errors import DataError
+from klformer.tasks import DataConfig, ListOps
 from klformer.tasks.expressions import evaluate
 from klformer.tasks.listops import TOKEN_IDS, TOKENS, read_listops
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from klformer.tasks import DataConfig, DataError, Retrieval
+from klformer.errors import DataError
+from klformer.tasks import DataConfig, Retrieval
 
 ROWS = [b"1.0\tP1\tP2\tone text\tan\xc3\xb6ther", b'0\tP3\tP4\t"not quoted\tmore\r', b"0.0\tP5\tP6\t\tx"]
 

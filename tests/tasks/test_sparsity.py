@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from klformer.tasks import DataConfig, DataError, Sparsity
+from klformer.errors import DataError
+from klformer.tasks import DataConfig, Sparsity
 from klformer.tasks.sparsity import _draw, generate
 
 

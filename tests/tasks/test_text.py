@@ -10,7 +10,8 @@ import pytest
 from pyarrow import parquet
 from user_support import plain_user
 
-from klformer.tasks import DataConfig, DataError, Text
+from klformer.errors import DataError
+from klformer.tasks import DataConfig, Text
 
 REVIEWS = {
     ("train", "neg"): ["bad", "worse"],

@@ -6,6 +6,7 @@ import pytest
 import torch
 from disk_support import files_up_to, small_disk
 
+from klformer.errors import FileError
 from klformer.training.checkpoint import (
     MANIFEST,
     OPTIMISER,
@@ -14,7 +15,6 @@ from klformer.training.checkpoint import (
     load_optimiser_tensors,
     optimiser_tensors,
 )
-from klformer.training.errors import TrainingError
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, said)
     with small_disk(tmp_path, 64 * 1024):
         store = CheckpointStore(tmp_path / "checkpoints", said.append)
         save(store, 1)
-        with pytest.raises(TrainingError, match=r"the disk is full\. The last good checkpoint is .*step-00000001"):
+        with pytest.raises(FileError, match=r"the disk is full\. The last good checkpoint is .*step-00000001"):
             store.save("step", 2, {WEIGHTS: {"x": torch.zeros(30_000)}}, {})
         assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
 
@@ -128,14 +128,14 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, said)
 def test_a_file_that_can_not_grow_is_like_a_full_disk(store, limit):
     """The weights do not fit, or they do and the manifest does not."""
     save(store, 1)
-    with files_up_to(limit), pytest.raises(TrainingError, match=r"can't write .*step-00000002: .*File too large"):
+    with files_up_to(limit), pytest.raises(FileError, match=r"can't write .*step-00000002: .*File too large"):
         store.save("step", 2, {WEIGHTS: {"x": torch.zeros(30)}}, {"note": "x" * 300})
     assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
 
 
 def test_an_unwritable_folder(tmp_path, said):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match=r"can't write .*step-00000001: .* There is no earlier checkpoint"):
+    with pytest.raises(FileError, match=r"can't write .*step-00000001: .* There is no earlier checkpoint"):
         save(CheckpointStore(tmp_path / "file" / "checkpoints", said.append), 1)
 
 

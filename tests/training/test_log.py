@@ -4,7 +4,7 @@ import pytest
 from disk_support import files_up_to
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from klformer.training.errors import TrainingError
+from klformer.errors import FileError
 from klformer.training.log import MetricsLog, read_lines
 
 
@@ -30,12 +30,12 @@ def test_a_resumed_run_has_every_step_once(tmp_path):
 @pytest.mark.parametrize(("limit", "file"), [(150, "events.out.tfevents"), (0, r"metrics\.jsonl")])
 def test_a_record_that_can_not_be_written_is_named(tmp_path, limit, file):
     log = MetricsLog(tmp_path, 0)
-    with files_up_to(limit), pytest.raises(TrainingError, match=f"can't write {tmp_path}.*{file}.*: File too large"):
+    with files_up_to(limit), pytest.raises(FileError, match=f"can't write {tmp_path}.*{file}.*: File too large"):
         log.write("train", 1, a=0, b=0, c=0, d=0, e=0)
     log.close()
 
 
 def test_no_record_can_be_opened(tmp_path):
     (tmp_path / "tensorboard").write_text("not a folder")
-    with pytest.raises(TrainingError, match=r"can't write .*/tensorboard"):
+    with pytest.raises(FileError, match=r"can't write .*/tensorboard"):
         MetricsLog(tmp_path, 0)

@@ -46,6 +46,7 @@ from klformer.analysis.turing.transformer import (
     zeros,
 )
 from klformer.checks import check_choice
+from klformer.errors import ArgumentError
 
 ConstructionName = Literal["appendix", "telescoping"]
 CONSTRUCTIONS: tuple[ConstructionName, ...] = ("appendix", "telescoping")
@@ -67,7 +68,7 @@ def build(
     check_choice("construction", construction, CONSTRUCTIONS)
     if construction == "telescoping":
         if printed is not None:
-            raise ValueError("printed is for the construction 'appendix', got it with 'telescoping'")
+            raise ArgumentError("printed is for the construction 'appendix', got it with 'telescoping'")
         return _Telescoping(machine, Printed()).build()
     return _Appendix(machine, printed or Printed()).build()
 

@@ -1,0 +1,1 @@
+"""Eigenvalues of the covariance of the frequencies."""

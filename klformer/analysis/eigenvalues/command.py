@@ -1,0 +1,121 @@
+"""`klformer analyze eigenvalues`: what became of the covariance of the frequencies (the paper's eigenvalue tables)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+
+from klformer.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
+from klformer.analysis.options import Count
+from klformer.analysis.output import print_table, write_results
+from klformer.errors import ArgumentError
+from klformer.plotting import COLOURS
+from klformer.runs.load import LoadedRun, load_run
+from klformer.runs.naming import attention_label
+from klformer.training.progress import make_reporter
+
+CAPTION = (
+    "Eigenvalues of the covariance of the frequencies, by layer and head, after training and at initialisation. "
+    "Gaussian mixtures in closed form, other distributions from {draws} draws."
+)
+DRAWS = Count("draws", full=64, quick=8)
+
+
+@dataclass(frozen=True)
+class EigenvalueAnalysis:
+    """Smallest, largest and mean eigenvalue by layer and head, beside those at initialisation.
+
+    A control whose kernel was frozen is just one more run. Example:
+
+      klformer analyze eigenvalues runs/text-laptop-gmm-prf-seed0 runs/text-laptop-gmm-prf-frozen=True-seed0
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs."""
+    draws: int | None = None
+    """Draws for distributions without a closed form; 64, or 8 with --quick."""
+    quick: bool = False
+    """Fewer draws, where nothing else is said."""
+    out: Path = Path("analysis")
+    """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
+
+
+def run(options: EigenvalueAnalysis) -> None:
+    """Compute, print and write the eigenvalues."""
+    draws = DRAWS.choose(options.draws, quick=options.quick)
+    console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
+    rows: list[dict[str, Any]] = []
+    spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]] = []
+    for folder in track(options.runs, "eigenvalues", transient=True):
+        loaded = load_run(folder, reporter)
+        if not any(True for _ in spectra_of(loaded.model)):
+            reporter.say(f"{folder}: {loaded.config.attention.name} has no frequencies; left out")
+            continue
+        before, after = spectra_before_and_after(loaded, draws=draws)
+        spectra.append((folder.name, before, after))
+        name = attention_label(loaded.config)
+        for initial, trained in zip(before, after, strict=True):
+            rows.append(
+                {"run": folder.name, "attention": name, "layer": trained.layer, "head": trained.head}
+                | _summary(trained, "")
+                | _summary(initial, "initial_")
+            )
+    if not rows:
+        raise ArgumentError("none of the runs has frequencies")
+    print_table(console, rows, "eigenvalues of the covariance")
+    caption = CAPTION.format(draws=draws)
+    figure = draw_spectra(spectra)
+    write_results(options.out, "eigenvalues", caption=caption, rows=rows, settings={"draws": draws}, figure=figure)
+    console.print(f"written to {options.out}", highlight=False)
+
+
+def spectra_before_and_after(loaded: LoadedRun, *, draws: int) -> tuple[list[HeadSpectrum], list[HeadSpectrum]]:
+    """Eigenvalues at initialisation, which is stored with the run, and of the best checkpoint."""
+    return tuple(eigenvalues(model, draws=draws) for model in (loaded.at_start(), loaded.model))  # type: ignore[return-value]
+
+
+def _summary(spectrum: HeadSpectrum, prefix: str) -> dict[str, float]:
+    values = spectrum.eigenvalues
+    return {
+        f"{prefix}minimum": values.min().item(),
+        f"{prefix}maximum": values.max().item(),
+        f"{prefix}mean": values.mean().item(),
+    }
+
+
+def draw_spectra(spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]]) -> Figure:
+    """Sorted eigenvalues, one panel a run, one line a head; grey at initialisation, coloured by layer afterwards."""
+    columns = min(3, len(spectra))
+    count = -(-len(spectra) // columns)
+    figure, all_axes = plt.subplots(
+        count, columns, figsize=(4 * columns, 3 * count + 0.8), layout="constrained", squeeze=False
+    )
+    for axes, (name, before, after) in zip(all_axes.flat, spectra, strict=False):
+        for initial in before:
+            label = "at initialisation" if initial is before[0] else None
+            ranks = range(1, len(initial.eigenvalues) + 1)
+            axes.plot(ranks, initial.eigenvalues.flip(0), color="#999999", linewidth=1, linestyle="--", label=label)
+        for trained in after:
+            label = f"layer {trained.layer}, trained" if trained.head == 1 else None
+            colour = COLOURS[(trained.layer - 1) % len(COLOURS)]
+            axes.plot(ranks, trained.eigenvalues.flip(0), color=colour, linewidth=1.2, label=label)
+        axes.set_yscale("log")
+        smallest = torch.stack([spectrum.eigenvalues.clamp(min=1e-9).min() for spectrum in before + after]).min()
+        axes.set_ylim(bottom=max(1e-6, 0.5 * smallest.item()))
+        axes.set_title(name, fontsize=8)
+        axes.set_xlabel("rank")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, frameon=False)
+    for axes in all_axes.flat[len(spectra) :]:
+        axes.set_visible(False)
+    all_axes[0, 0].set_ylabel("eigenvalue")
+    return figure

@@ -1,0 +1,1 @@
+"""Gradients at the classifier on the way to the solution."""

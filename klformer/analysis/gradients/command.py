@@ -1,0 +1,175 @@
+"""`klformer analyze gradients`: gradients at the classifier on the way to the solution, and learning curves."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+
+from klformer.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
+from klformer.analysis.options import Count
+from klformer.analysis.output import print_table, write_results
+from klformer.data import Batch, collate
+from klformer.errors import ArgumentError, RunError
+from klformer.models import SequenceClassifier
+from klformer.plotting import COLOURS, MARKERS, STYLES
+from klformer.runs.load import load_run
+from klformer.runs.naming import attention_label, task_label
+from klformer.training.checkpoint import MILESTONES, Checkpoint, CheckpointStore, milestone, put_weights
+from klformer.training.log import read_lines
+from klformer.training.progress import Reporter, make_reporter
+
+Row = dict[str, Any]
+
+CAPTION = (
+    "Left: validation accuracy against steps. Others: deviation of the gradients at the hidden units of the "
+    "classifier, when the accuracy first reached 20, 40, 60 and 80%, from the first {examples} validation examples "
+    "under {draws} draws, in both readings of the paper: per pass, one value a draw, the gradient of the mean loss of "
+    "all examples; per example, one value a draw and example, pooled."
+)
+EXAMPLES = Count("examples", full=50, quick=10)
+DRAWS = Count("draws", full=50, quick=5)
+#: Panels of the figure, by the columns that they show.
+DEVIATIONS = {"per_pass_deviation": "per pass", "per_example_deviation": "per example"}
+
+
+@dataclass(frozen=True)
+class GradientAnalysis:
+    """Mean and deviation of the gradients at the classifier, when accuracy first reached 20, 40, 60 and 80%.
+
+    For runs that kept the weights of these moments (training.keep-milestones, on for the sparsity task). Example:
+
+      klformer analyze gradients runs/sparsity0.*-laptop-gmm-rks-seed0 runs/sparsity0.*-laptop-gmm-prf-seed0
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs."""
+    examples: int | None = None
+    """The first so many validation examples; 50, or 10 with --quick."""
+    draws: int | None = None
+    """Draws of the frequencies; 50, or 5 with --quick."""
+    quick: bool = False
+    """Fewer draws of fewer examples, where nothing else is said."""
+    data_root: Path | None = None
+    """Where the data is, if not where it was in training."""
+    out: Path = Path("analysis")
+    """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        EXAMPLES.check(self.examples)
+        DRAWS.check(self.draws)
+
+
+def run(options: GradientAnalysis) -> None:
+    """Compute, print and write the table and the figure."""
+    examples = EXAMPLES.choose(options.examples, quick=options.quick)
+    draws = DRAWS.choose(options.draws, quick=options.quick)
+    if not options.runs:
+        raise ArgumentError("runs must be one folder or more, got none")
+    reporter = make_reporter(quiet=False)
+    examined = [_open(folder, options.data_root, examples, reporter) for folder in options.runs]
+    rows: list[Row] = []
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("gradients", total=draws * sum(len(one.reached) for one in examined))
+        for one in examined:
+            rows += _rows(one, draws, lambda: progress.advance(bar))
+    console = Console(width=max(170, Console().width))
+    print_table(console, rows, f"gradients at the classifier, {examples} examples x {draws} draws; -: not reached")
+    settings = {"examples": examples, "draws": draws}
+    caption = CAPTION.format(examples=examples, draws=draws)
+    figure = draw(examined, rows)
+    write_results(options.out, "gradients", caption=caption, rows=rows, settings=settings, figure=figure)
+    console.print(f"written to {options.out}", highlight=False)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A run with what its gradients are computed from."""
+
+    folder: Path
+    attention: str
+    task: str
+    seed: int
+    model: SequenceClassifier
+    batch: Batch
+    #: The checkpoints of the milestones that it has reached.
+    reached: Mapping[int, Checkpoint]
+
+
+def _open(folder: Path, data_root: Path | None, examples: int, reporter: Reporter) -> Examined:
+    loaded = load_run(folder, reporter, data_root=data_root)
+    if not isinstance(loaded.model, SequenceClassifier):
+        raise ArgumentError(f"{folder}: gradients are defined for classifiers of single sequences, not of pairs")
+    if not loaded.config.training.keep_milestones:
+        raise RunError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones")
+    validation = loaded.examples("validation")
+    store = CheckpointStore(folder / "checkpoints", reporter.say)
+    found = {percent: store.newest(milestone(percent)) for percent in MILESTONES}
+    return Examined(
+        folder=folder,
+        attention=attention_label(loaded.config),
+        task=task_label(loaded.config.task, loaded.config.data.sparsity),
+        seed=loaded.config.seed,
+        model=loaded.model,
+        batch=collate(validation, np.arange(min(examples, len(validation)))),
+        reached={percent: checkpoint for percent, checkpoint in found.items() if checkpoint is not None},
+    )
+
+
+def _rows(examined: Examined, draws: int, advance: Callable[[], None]) -> list[Row]:
+    """One row a milestone; without numbers if the run has not reached it."""
+    known = {"run": examined.folder.name, "attention": examined.attention, "task": examined.task}
+    missing = dict.fromkeys(["step", "accuracy", *(field.name for field in fields(GradientStatistics))])
+    rows = []
+    for percent in MILESTONES:
+        row: Row = known | {"reached": percent} | missing
+        if percent in examined.reached:
+            row |= _measure(examined, examined.reached[percent], draws, advance)
+        rows.append(row)
+    return rows
+
+
+def _measure(examined: Examined, checkpoint: Checkpoint, draws: int, advance: Callable[[], None]) -> Row:
+    put_weights(examined.model, checkpoint.weights(), checkpoint.folder)
+    gradients = classifier_gradients(examined.model, examined.batch, draws=draws, seed=examined.seed, advance=advance)
+    accuracy = float(checkpoint.info["validation_accuracy"])
+    return {"step": checkpoint.step, "accuracy": accuracy} | asdict(gradient_statistics(gradients))
+
+
+def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
+    """Learning curves, and the deviations at the milestones; colours by attention, dashes by task."""
+    attentions = list(dict.fromkeys(one.attention for one in examined))
+    tasks = sorted({one.task for one in examined})
+    figure = plt.figure(figsize=(13, 4.8), layout="constrained")
+    left, *others = figure.subplots(1, 1 + len(DEVIATIONS))
+    for number, one in enumerate(examined):
+        look: dict[str, Any] = {
+            "color": COLOURS[attentions.index(one.attention) % len(COLOURS)],
+            "linestyle": STYLES[tasks.index(one.task) % len(STYLES)],
+            "marker": MARKERS[tasks.index(one.task) % len(MARKERS)],
+            "markersize": 4,
+            "label": f"{one.attention}, {one.task}",
+        }
+        points = [line for line in read_lines(one.folder / "metrics.jsonl") if line["kind"] == "validation"]
+        left.plot([point["step"] for point in points], [100 * point["accuracy"] for point in points], **look)
+        mine = rows[number * len(MILESTONES) : (number + 1) * len(MILESTONES)]
+        reached = [row for row in mine if row["step"] is not None]
+        for axes, column in zip(others, DEVIATIONS, strict=True):
+            axes.plot([row["reached"] for row in reached], [row[column] for row in reached], **look)
+    left.set_xlabel("training step")
+    left.set_ylabel("validation accuracy, %")
+    for axes, reading in zip(others, DEVIATIONS.values(), strict=True):
+        axes.set_xlabel("validation accuracy first reached, %")
+        axes.set_ylabel(f"deviation of the gradients, {reading}")
+        axes.set_yscale("log")
+        axes.set_xticks(MILESTONES)
+    for axes in (left, *others):
+        axes.grid(alpha=0.3)
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=6, frameon=False)
+    return figure

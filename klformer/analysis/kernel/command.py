@@ -1,0 +1,206 @@
+"""`klformer analyze kernel`: what was learned, as pictures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from klformer.analysis.kernel.measure import (
+    attention_of_first_token,
+    kernel_profile,
+    main_directions,
+    sample_frequencies,
+)
+from klformer.analysis.options import Count
+from klformer.analysis.output import write_results
+from klformer.attention.kernelized import KernelizedAttention
+from klformer.data import collate
+from klformer.errors import ArgumentError
+from klformer.models import SequenceClassifier
+from klformer.plotting import COLOURS
+from klformer.runs.load import LoadedRun, load_run
+from klformer.training.evaluation import class_scores
+from klformer.training.progress import make_reporter
+
+INITIAL, TRAINED, GAUSSIAN, SOFTMAX = COLOURS[4], COLOURS[0], COLOURS[2], COLOURS[1]
+PROFILE_CAPTION = (
+    "The kernel of every head as the key moves away from the query by delta along the direction in which the learned "
+    "frequencies vary most (query a unit vector, 1 at delta = 0, smoothing included). Band: deviation of one draw."
+)
+DENSITY_CAPTION = (
+    "Frequencies of every head, before and after training, on the two directions in which the learned ones vary most."
+)
+ATTENTION_CAPTION = (
+    "Where CLS attends in validation example {example}: weights over the positions, mean of {draws} draws."
+)
+DRAWS = Count("draws", full=50, quick=5)
+
+
+@dataclass(frozen=True)
+class KernelAnalysis:
+    """Shape of the learned kernels, density of their frequencies, and where attention goes.
+
+    Example: klformer analyze kernel runs/sparsity0.5-laptop-gmm-rks-seed0
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run."""
+    example: int = 0
+    """Example of the validation set whose attention is drawn."""
+    draws: int | None = None
+    """Draws of the frequencies that are averaged over; 50, or 5 with --quick."""
+    quick: bool = False
+    """Fewer draws, where nothing else is said."""
+    data_root: Path | None = None
+    """Where the data is, if not where it was in training."""
+    out: Path = Path("analysis")
+    """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
+
+
+def run(options: KernelAnalysis) -> None:
+    """Draw and write the three figures with their numbers."""
+    draws = DRAWS.choose(options.draws, quick=options.quick)
+    loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
+    if not isinstance(loaded.model, SequenceClassifier):
+        raise ArgumentError(f"{options.run}: drawn for classifiers of single sequences, not of pairs")
+    before, after = _kernels(loaded.at_start()), _kernels(loaded.model)
+    if not after:
+        raise ArgumentError(f"{loaded.config.attention.name} has no frequencies to look at")
+    settings: dict[str, Any] = {"run": options.run.name, "draws": draws, "example": options.example}
+    console = Console()
+    with Progress(transient=True, console=console) as progress:
+        bar = progress.add_task("kernels", total=3)
+        profiles, figure = _profiles(before, after, draws)
+        write_results(
+            options.out, "kernel-profiles", caption=PROFILE_CAPTION, rows=profiles, settings=settings, figure=figure
+        )
+        progress.advance(bar)
+        spread, figure = _densities(before, after, draws)
+        write_results(
+            options.out, "kernel-frequencies", caption=DENSITY_CAPTION, rows=spread, settings=settings, figure=figure
+        )
+        progress.advance(bar)
+        weights, figure = _attention(loaded, options.example, draws)
+        caption = ATTENTION_CAPTION.format(example=options.example, draws=draws)
+        write_results(options.out, "kernel-attention", caption=caption, rows=weights, settings=settings, figure=figure)
+        progress.advance(bar)
+    console.print(f"kernel-profiles, kernel-frequencies and kernel-attention written to {options.out}", highlight=False)
+
+
+def _kernels(model: torch.nn.Module) -> list[KernelizedAttention]:
+    """The attentions with frequencies, from the first layer to the last."""
+    found = (module for module in model.modules() if isinstance(module, KernelizedAttention))
+    return [attention.double() for attention in found if attention.kernel.spectrum is not None]
+
+
+Pairs = list[KernelizedAttention]
+
+
+def _profiles(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+    delta = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    figure, all_axes = _grid(len(after), after[0].num_heads)
+    rows = []
+    for layer, (initial, trained) in enumerate(zip(before, after, strict=True)):
+        assert trained.kernel.spectrum is not None
+        direction = main_directions(trained.kernel.spectrum, 1, draws=draws, seed=0)[:, 0]
+        drawn = [kernel_profile(attention, direction, delta, draws=draws, seed=1) for attention in (initial, trained)]
+        for head in range(trained.num_heads):
+            axes = all_axes[layer, head]
+            for profile, colour, label in zip(drawn, (INITIAL, TRAINED), ("initial", "trained"), strict=True):
+                mean, deviation = profile.mean[head], profile.deviation[head]
+                axes.plot(delta, mean, color=colour, label=label, linestyle="--" if label == "initial" else "-")
+                axes.fill_between(delta, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(delta, (-(delta**2) / 2).exp(), color=GAUSSIAN, linestyle=":", label="Gaussian")
+            axes.plot(delta, delta.exp(), color=SOFTMAX, linestyle="-.", linewidth=1, label="softmax")
+            axes.set_ylim(-0.5, 2.5)
+            for index, position in enumerate(delta.tolist()):
+                rows.append(
+                    {
+                        "layer": layer + 1,
+                        "head": head + 1,
+                        "delta": position,
+                        "initial": drawn[0].mean[head, index].item(),
+                        "trained": drawn[1].mean[head, index].item(),
+                        "trained_deviation": drawn[1].deviation[head, index].item(),
+                    }
+                )
+    all_axes[0, -1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    all_axes[-1, 0].set_xlabel("delta")
+    return rows, figure
+
+
+def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+    figure, all_axes = _grid(len(after), after[0].num_heads, square=True)
+    rows = []
+    for layer, (initial, trained) in enumerate(zip(before, after, strict=True)):
+        first, second = initial.kernel.spectrum, trained.kernel.spectrum
+        assert first is not None
+        assert second is not None
+        directions = main_directions(second, 2, draws=draws, seed=0)
+        samples = [sample_frequencies(spectrum, draws=max(1, draws // 5), seed=1) for spectrum in (first, second)]
+        for head in range(trained.num_heads):
+            axes = all_axes[layer, head]
+            row: dict[str, Any] = {"layer": layer + 1, "head": head + 1}
+            for sample, colour, label in zip(samples, (INITIAL, TRAINED), ("initial", "trained"), strict=True):
+                points = sample[head] @ directions[head].T
+                axes.scatter(points[:, 0], points[:, 1], s=4, color=colour, alpha=0.4, label=label, linewidths=0)
+                for axis in (0, 1):
+                    row[f"{label}_deviation_{axis + 1}"] = points[:, axis].std().item()
+            rows.append(row)
+    all_axes[0, -1].legend(fontsize=7, frameon=False, markerscale=4, loc="upper left", bbox_to_anchor=(1, 1))
+    return rows, figure
+
+
+def _attention(loaded: LoadedRun, example: int, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+    examples = loaded.examples("validation")
+    if not 0 <= example < len(examples):
+        raise ArgumentError(f"example must be at least 0 and below {len(examples)}, got {example}")
+    batch = collate(examples, np.array([example]))
+    model = loaded.model.double()
+    if batch.inputs.is_floating_point():
+        batch = replace(batch, inputs=batch.inputs.double())
+    by_layer = attention_of_first_token(model, _pass(model, batch), draws=draws, seed=2)
+    heads = by_layer[0].shape[0]
+    weights = torch.cat(by_layer).numpy()
+    rows = [
+        {"layer": row // heads + 1, "head": row % heads + 1, "position": position, "weight": float(weight)}
+        for row, of_head in enumerate(weights)
+        for position, weight in enumerate(of_head)
+    ]
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.28 * len(weights)), layout="constrained")
+    image = axes.imshow(weights * weights.shape[1], aspect="auto", cmap="cividis", interpolation="nearest")
+    axes.set_yticks(
+        range(len(weights)), [f"layer {r // heads + 1} head {r % heads + 1}" for r in range(len(weights))], fontsize=8
+    )
+    axes.set_xlabel("position (0 is CLS)")
+    figure.colorbar(image, ax=axes, label="weight x number of positions")
+    return rows, figure
+
+
+def _pass(model: torch.nn.Module, batch: Any) -> Callable[[], Tensor]:
+    return lambda: class_scores(model, batch)
+
+
+def _grid(layers: int, heads: int, *, square: bool = False) -> tuple[Figure, Any]:
+    figure, all_axes = plt.subplots(
+        layers, heads, figsize=(2.3 * heads + 1.2, 2.1 * layers + 0.8), layout="constrained", squeeze=False,
+        sharex=not square, sharey=not square,
+    )  # fmt: skip
+    for layer in range(layers):
+        for head in range(heads):
+            all_axes[layer, head].set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
+            all_axes[layer, head].tick_params(labelsize=7)
+            all_axes[layer, head].grid(alpha=0.3)
+    return figure, all_axes

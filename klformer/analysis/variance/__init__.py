@@ -1,0 +1,1 @@
+"""How much of the predictions is chance."""

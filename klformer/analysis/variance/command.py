@@ -1,0 +1,249 @@
+"""`klformer analyze variance`: how much of the predictions is chance (the paper's "Comparison of variance")."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from klformer.analysis.options import Count
+from klformer.analysis.output import print_table, write_results
+from klformer.analysis.variance.measure import FloatArray, r_squared, variance_metrics
+from klformer.data import BucketSampler, Examples, collate
+from klformer.errors import ArgumentError
+from klformer.noise import has_noise
+from klformer.plotting import COLOURS, MARKERS
+from klformer.runs.load import LoadedRun, load_run
+from klformer.runs.naming import attention_label, task_label
+from klformer.training.evaluation import each_draw, evaluating
+from klformer.training.progress import make_reporter
+
+Row = dict[str, Any]
+
+CAPTION = (
+    "Relative standard deviation of the output (RSD, mean over examples), prediction inconsistency (PI), accuracy gain "
+    "with voting (AGV = vote / mean accuracy) and voting accuracy (VA) over {draws} draws of the frequencies."
+)
+DRAWS = Count("draws", full=100, quick=10, minimum=2)
+LIMIT = Count("limit", full=None, quick=200)
+#: Through two points there is always a line.
+FEWEST_RUNS = 3
+#: Draws of a batch that are kept in one file.
+BLOCK = 10
+
+
+@dataclass(frozen=True)
+class VarianceAnalysis:
+    """Variance of predictions over draws of the frequencies, of one run or several.
+
+    What is finished is kept, ten draws of a batch at a time: a stopped analysis goes on where it was, and one with more
+    draws starts from those that are there. Example:
+
+      klformer analyze variance runs/text-laptop-* --draws 100
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs."""
+    draws: int | None = None
+    """Draws of the frequencies; 100, or 10 with --quick."""
+    split: Literal["validation", "test"] = "validation"
+    """Examples to look at."""
+    limit: int | None = None
+    """Only so many of them, the first; all, or 200 with --quick."""
+    quick: bool = False
+    """Fewer draws of fewer examples, where nothing else is said."""
+    data_root: Path | None = None
+    """Where the data is, if not where it was in training."""
+    out: Path = Path("analysis")
+    """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
+        LIMIT.check(self.limit)
+
+
+def run(options: VarianceAnalysis) -> None:
+    """Collect the scores, print and write the measures."""
+    draws = DRAWS.choose(options.draws, quick=options.quick)
+    limit = LIMIT.choose(options.limit, quick=options.quick)
+    console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
+    rows: list[Row] = []
+    for folder in options.runs:
+        loaded = load_run(folder, reporter, data_root=options.data_root)
+        if not has_noise(loaded.model):
+            reporter.say(f"{folder}: {loaded.config.attention.name} has nothing that is drawn at random; left out")
+            continue
+        examples = loaded.examples(options.split)
+        if limit is not None:
+            examples = examples.take(np.arange(min(limit, len(examples))))
+        key = _fingerprint(loaded, examples)
+        store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{key}"
+        scores = collect_scores(loaded, examples, store, draws=draws)
+        row = {"run": folder.name, "attention": attention_label(loaded.config), "task": _task_of(loaded)}
+        rows.append(row | asdict(variance_metrics(scores, examples.labels)) | {"examples": len(examples)})
+    if not rows:
+        raise ArgumentError("none of the runs has noise to draw")
+    print_table(console, rows, f"variance over {draws} draws")
+    correlations = correlate(rows)
+    for line in describe_correlations(rows, correlations):
+        console.print(line, highlight=False)
+    settings = {"draws": draws, "split": options.split, "limit": limit, "r_squared": correlations}
+    caption = CAPTION.format(draws=draws)
+    write_results(options.out, "variance", caption=caption, rows=rows, settings=settings, figure=draw_bars(rows))
+    if correlations:
+        caption = "The three measures against each other, one row of panels a task, one point a run."
+        compared = [row for row in rows if row["task"] in correlations]
+        figure = draw_correlations(compared, correlations)
+        write_results(
+            options.out, "variance-correlations", caption=caption, rows=compared, settings=settings, figure=figure
+        )
+    console.print(f"written to {options.out}", highlight=False)
+
+
+def _task_of(loaded: LoadedRun) -> str:
+    return task_label(loaded.config.task, loaded.config.data.sparsity)
+
+
+def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
+    """What the scores depend on, besides the draws: weights, seed, examples and how they are batched."""
+    batch_size = loaded.config.training.evaluation_batch_size
+    digest = hashlib.sha256(f"{loaded.config.seed}/{len(examples)}/{batch_size}".encode())
+    for parameter in loaded.model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    for array in (examples.labels, examples.lengths):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws: int) -> FloatArray:
+    """Scores (draws, N, K), from `store` where they are there already."""
+    store.mkdir(parents=True, exist_ok=True)
+    batch_size = loaded.config.training.evaluation_batch_size
+    batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
+    spans = [range(start, min(start + BLOCK, draws)) for start in range(0, draws, BLOCK)]
+    scores = np.zeros((draws, len(examples), loaded.task.num_classes))
+    with Progress(transient=True) as progress, evaluating(loaded.model):
+        bar = progress.add_task(loaded.folder.name, total=len(batches) * len(spans))
+        for number, indices in enumerate(batches):
+            name = f"batch-{number:05d}-of-{len(batches)}-draws-from-{{:05d}}.npy"
+            blocks = [_Block.read(store / name.format(span.start), span) for span in spans]
+            # One pass over all that is missing, so that what has no part in the draws is computed once.
+            missing = [draw for block in blocks for draw in block.missing]
+            fresh = each_draw(loaded.model, collate(examples, indices), missing, seed=loaded.config.seed)
+            for block in blocks:
+                scores[block.draws.start : block.draws.stop, indices] = block.complete(fresh)
+                progress.advance(bar)
+    return scores
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Scores of one batch under some draws in a row, in a file that may have less of them, or more."""
+
+    path: Path
+    draws: range
+    kept: FloatArray | None  # (draws, B, K)
+
+    @classmethod
+    def read(cls, path: Path, draws: range) -> "_Block":
+        return cls(path, draws, np.load(path) if path.exists() else None)
+
+    @property
+    def missing(self) -> range:
+        return self.draws if self.kept is None else self.draws[len(self.kept) :]
+
+    def complete(self, fresh: Iterator[Tensor]) -> FloatArray:
+        """What is kept, with as many of the fresh scores as are missing, which are kept from now on."""
+        found = [] if self.kept is None else list(self.kept[: len(self.draws)])
+        if self.missing:
+            found += [scores.double().numpy() for scores in islice(fresh, len(self.missing))]
+            temporary = self.path.with_suffix(".tmp.npy")
+            np.save(temporary, np.stack(found))
+            temporary.replace(self.path)
+        return np.stack(found)
+
+
+def correlate(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """R^2 between the three measures over the runs of a task, by task; tasks of less than three runs are left out."""
+    found = {}
+    for task, of_task in by_task(rows).items():
+        if len(of_task) >= FEWEST_RUNS:
+            columns = {name: np.array([row[name] for row in of_task]) for name in ("rsd", "agv", "pi")}
+            found[task] = {f"{a}-{b}": r_squared(columns[a], columns[b]) for a, b in combinations(columns, 2)}
+    return found
+
+
+def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of every task, in the order in which the tasks appear."""
+    return {task: [row for row in rows if row["task"] == task] for task in dict.fromkeys(row["task"] for row in rows)}
+
+
+def describe_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """A line for every R^2, or why there is none; it is not defined where a measure is the same for all runs."""
+    for task, of_task in by_task(rows).items():
+        if task not in correlations:
+            yield f"no R^2 for {task}: it takes {FEWEST_RUNS} runs of the task, there are {len(of_task)}"
+        for pair, value in correlations.get(task, {}).items():
+            yield f"R^2 {pair}, {task}: {_r_squared(value)} over {len(of_task)} runs"
+
+
+def _r_squared(value: float) -> str:
+    return "not defined" if math.isnan(value) else f"{value:.2f}"
+
+
+def _labels(rows: Sequence[Row]) -> list[str]:
+    """The shortest names that tell the rows apart."""
+    labels = [row["attention"] for row in rows]
+    if len(by_task(rows)) > 1:
+        labels = [f"{row['attention']}, {row['task']}" for row in rows]
+    return labels if len(set(labels)) == len(labels) else [row["run"] for row in rows]
+
+
+def draw_bars(rows: Sequence[Row]) -> Figure:
+    """One panel a measure, one bar a run: the paper's bar figure."""
+    panels = [("rsd", "RSD"), ("pi", "PI, % of draws"), ("agv", "AGV"), ("voting_accuracy", "voting accuracy, %")]
+    figure, all_axes = plt.subplots(
+        1, len(panels), figsize=(11, 1.8 + 0.28 * len(rows)), layout="constrained", sharey=True
+    )
+    for axes, (key, title), colour in zip(all_axes, panels, COLOURS, strict=False):
+        values = [row[key] * (100 if key == "voting_accuracy" else 1) for row in rows]
+        lengths = [value if math.isfinite(value) else 0 for value in values]
+        bars = axes.barh(range(len(rows)), lengths, color=colour, height=0.7)
+        axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=8)
+        axes.set_xlim(min(0.98 * min(lengths), 1) if key == "agv" else 0, max(lengths) * 1.2 or 1)
+        axes.set_title(title, fontsize=10)
+        axes.set_yticks(range(len(rows)), _labels(rows), fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0].invert_yaxis()
+    return figure
+
+
+def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Figure:
+    """The paper's scatter plots, one row of panels a task."""
+    titles = {"rsd": "RSD", "agv": "AGV", "pi": "PI, % of draws"}
+    height = 0.8 + 3.4 * len(correlations)
+    figure, grid = plt.subplots(
+        len(correlations), len(titles), figsize=(11, height), layout="constrained", squeeze=False
+    )
+    for (task, values), panels in zip(correlations.items(), grid, strict=True):
+        of_task = by_task(rows)[task]
+        for axes, (a, b) in zip(panels, combinations(titles, 2), strict=True):
+            for number, (row, label) in enumerate(zip(of_task, _labels(of_task), strict=True)):
+                marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
+                axes.scatter(row[a], row[b], marker=marker, color=colour, s=45, label=label)
+            axes.set_xlabel(titles[a])
+            axes.set_ylabel(titles[b])
+            axes.set_title(f"{task}: R² {_r_squared(values[f'{a}-{b}'])}, {len(of_task)} runs", fontsize=10)
+            axes.grid(alpha=0.3)
+        panels[-1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

@@ -1,0 +1,105 @@
+"""One measurement of a whole model: the time of training steps, or the peak memory of one, alone in a process."""
+
+import statistics
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from klformer.bench import measure
+from klformer.bench.measure import GIVE_MEMORY_BACK, as_flags
+from klformer.data import Batch
+from klformer.memory import extra_peak_memory
+from klformer.runs.build import build_model
+from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.runs.presets import preset
+from klformer.tasks import TASKS
+from klformer.tasks.random import random_batch
+from klformer.training.evaluation import class_scores
+
+#: softmax with the scores written out, as it was at the time of the paper; torch's own computes them in pieces.
+MATERIALISED = "softmax-materialised"
+WARM_UP_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """Print the time of training steps of one model, or the memory of one; `model` calls this in a new process."""
+
+    task: str
+    """Task of the paper's tables."""
+    attention: str
+    """Attention, with options after a colon."""
+    batch_size: int
+    """Examples in a step."""
+    length: int
+    """Tokens in a sequence."""
+    steps: int
+    """Steps that are timed; 0 to measure the memory of one instead."""
+    device: Literal["cpu", "cuda"]
+    """Where to compute."""
+
+    def describe(self) -> str:
+        return f"{self.task}, {self.attention}, {self.batch_size} x {self.length:,} tokens"
+
+
+def print_step(options: ModelStep) -> None:
+    """Print what `measure_step` finds; meant to be alone in its process."""
+    print(measure_step(options))
+
+
+def measure_step(options: ModelStep) -> float:
+    """Median seconds of a training step, or its peak memory in bytes above model, optimiser and inputs.
+
+    A step is forward, backward and AdamW on random inputs of full length. To be called once in a process.
+    """
+    config = configuration(options)
+    torch.manual_seed(config.seed)
+    task = TASKS[config.task](config.data)
+    model = build_model(config, task).to(options.device)
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+    def step(batch: Batch) -> None:
+        with _scores_written_out() if options.attention == MATERIALISED else nullcontext():
+            loss = torch.nn.functional.cross_entropy(class_scores(model, batch), batch.labels)
+            torch.autograd.backward(loss)
+        optimiser.step()
+        optimiser.zero_grad()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+
+    step(random_batch(task, options.batch_size, length=min(WARM_UP_LENGTH, options.length)).to(options.device))
+    batch = random_batch(task, options.batch_size, length=options.length).to(options.device)
+    if options.steps == 0:
+        return extra_peak_memory(lambda: step(batch), options.device)
+    step(batch)
+    seconds = []
+    for _ in range(options.steps):
+        start = time.perf_counter()
+        step(batch)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def in_own_process(step: ModelStep) -> float:
+    """What `measure_step` finds in a new process.
+
+    Raises:
+        RuntimeError: with the end of its error output, if it fails: most often there is not enough memory.
+    """
+    # Giving memory back takes time, which is not to be measured.
+    environment = {} if step.steps else GIVE_MEMORY_BACK
+    return float(measure.in_own_process(["model-step", *as_flags(asdict(step))], environment=environment))
+
+
+def configuration(step: ModelStep) -> ExperimentConfig:
+    attention = AttentionConfig.parse("softmax" if step.attention == MATERIALISED else step.attention)
+    config = preset("paper", step.task, attention)
+    return config.model_copy(update={"data": config.data.model_copy(update={"max_len": step.length})})
+
+
+def _scores_written_out() -> AbstractContextManager[None]:
+    return sdpa_kernel(SDPBackend.MATH)

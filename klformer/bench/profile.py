@@ -1,0 +1,119 @@
+"""`klformer profile`: a training step of a preset's model: memory, the share of attention, the cost of padding."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from klformer.data import Batch, BucketSampler, collate
+from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.runs.build import build_model
+from klformer.runs.config import ExperimentConfig
+from klformer.tasks import TASKS, build_task
+from klformer.tasks.random import random_batch
+from klformer.training.evaluation import class_scores
+
+#: Operators that are attention itself, without its projections.
+ATTENTION_OPERATORS = (
+    "klformer::spectral_product",
+    "klformer::spectral_product_backward",
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+)
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """What a training step takes."""
+
+    batch_size: int
+    length: int
+    seconds: float
+    attention_seconds: float
+    peak_bytes: int
+
+    def describe(self) -> str:
+        share = 100 * self.attention_seconds / self.seconds
+        return (
+            f"{self.batch_size} x {self.length:,} tokens: a step took {self.seconds:.2f} s, "
+            f"{share:.0f}% of it in the attention product; "
+            f"peak memory {self.peak_bytes / MEBIBYTE:,.0f} MiB above the model"
+        )
+
+
+def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:
+    """Forward, backward and optimiser step on random full-length inputs; to be called once in a process of its own."""
+    torch.manual_seed(config.seed)
+    task = TASKS[config.task](config.data)
+    model = build_model(config, task)
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+    def step(batch: Batch) -> None:
+        _backward(model, batch)
+        optimiser.step()
+        optimiser.zero_grad()
+
+    step(random_batch(task, batch_size, length=16))
+    batch = random_batch(task, batch_size, length=task.max_len)
+    peak = extra_peak_memory(lambda: step(batch))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step(batch)
+    averages = profiler.key_averages()
+    attention = sum(event.cpu_time_total for event in averages if event.key in ATTENTION_OPERATORS)
+    total = sum(event.self_cpu_time_total for event in averages)
+    return StepProfile(batch_size, task.max_len, total / 1e6, attention / 1e6, peak)
+
+
+@dataclass(frozen=True)
+class PaddingProfile:
+    """The same batches of training, padded to their own longest sequence and to the longest of all."""
+
+    num_batches: int
+    tokens_ratio: float
+    time_ratio: float
+    #: Median over the batches, which a slow moment of the machine does not move.
+    median_time_ratio: float
+    largest_difference: float
+
+    def describe(self) -> str:
+        return (
+            f"{self.num_batches} batches padded to the longest sequence of all instead of their own: "
+            f"{self.tokens_ratio:.2f}x the tokens, {self.time_ratio:.2f}x the time (median of the batches "
+            f"{self.median_time_ratio:.2f}x), losses that differ by {self.largest_difference:.1g} at most"
+        )
+
+
+def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingProfile:
+    """Time forward and backward of the first batches of an epoch in both ways, in turns."""
+    torch.manual_seed(config.seed)
+    task = build_task(config.task, config.data)
+    task.prepare()
+    train = task.load("train")
+    model = build_model(config, task).eval()  # without dropout, so that the losses can be compared
+    sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
+    longest = int(train.lengths.max())
+    _backward(model, random_batch(task, 2, length=16))
+    tokens, seconds, differences = [], [], []
+    for indices in sampler.batches(0)[:num_batches]:
+        batches = [collate(train, indices), collate(train, indices, pad_to=longest)]
+        tokens.append([batch.num_padded for batch in batches])
+        losses, times = [], []
+        for batch in batches:
+            start = time.perf_counter()
+            losses.append(_backward(model, batch))
+            times.append(time.perf_counter() - start)
+        seconds.append(times)
+        differences.append(abs(losses[0] - losses[1]))
+    (own_tokens, all_tokens), (own_time, all_time) = np.sum(tokens, axis=0), np.sum(seconds, axis=0)
+    median = float(np.median([after / before for before, after in seconds]))
+    return PaddingProfile(len(seconds), all_tokens / own_tokens, all_time / own_time, median, max(differences))
+
+
+def _backward(model: nn.Module, batch: Batch) -> float:
+    """Forward and backward on a batch; its loss."""
+    loss = nn.functional.cross_entropy(class_scores(model, batch), batch.labels)
+    torch.autograd.backward(loss)
+    return loss.item()

@@ -1,0 +1,1 @@
+"""The command `klformer`: one file a command."""

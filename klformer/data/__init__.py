@@ -1,0 +1,6 @@
+"""Labelled sequences, and batches of them: what tasks give and training takes."""
+
+from klformer.data.batching import Batch, BucketSampler, PaddingReport, collate, padding_report
+from klformer.data.sequences import Examples, Sequences
+
+__all__ = ["Batch", "BucketSampler", "Examples", "PaddingReport", "Sequences", "collate", "padding_report"]

@@ -1,0 +1,186 @@
+"""Batches of sequences of similar lengths, padded to their own longest and not to the longest there is.
+
+Padding is marked by the mask alone, True = keep; padded positions hold 0, which is a real id in some tasks. An empty
+sequence is all padding, and a batch has at least one column.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from klformer.checks import check_count
+from klformer.data.sequences import Examples, IntArray, Sequences
+from klformer.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples as tensors.
+
+    Args:
+        inputs: (B, L) token ids, int64, or (B, L, width) vectors, float32.
+        key_mask: (B, L), True = keep.
+        labels: (B,).
+        ids: (B,), the examples' positions in the data set.
+        second: The other side of pairs, padded by itself; None if there is none.
+        second_mask: Its mask.
+        num_tokens: Real tokens of both sides.
+    """
+
+    inputs: Tensor
+    key_mask: Tensor
+    labels: Tensor
+    ids: Tensor
+    num_tokens: int
+    second: Tensor | None = None
+    second_mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_padded(self) -> int:
+        """Tokens of both sides with the padding."""
+        return self.key_mask.numel() + (0 if self.second_mask is None else self.second_mask.numel())
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The batch on another device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            key_mask=self.key_mask.to(device),
+            labels=self.labels.to(device),
+            ids=self.ids.to(device),
+            second=None if self.second is None else self.second.to(device),
+            second_mask=None if self.second_mask is None else self.second_mask.to(device),
+        )
+
+
+def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None) -> Batch:
+    """The chosen examples as a batch, padded to its longest sequence.
+
+    Args:
+        indices: (B,), at least one.
+        pad_to: Pad to this length instead.
+
+    Raises:
+        ValueError: there is nothing to batch, or a sequence is longer than `pad_to`.
+    """
+    if len(indices) == 0:
+        raise ArgumentError("a batch must have at least one example")
+    inputs, key_mask = _pad(examples.first, indices, pad_to)
+    num_tokens = int(examples.first.lengths[indices].sum())
+    second = second_mask = None
+    if examples.second is not None:
+        second, second_mask = _pad(examples.second, indices, pad_to)
+        num_tokens += int(examples.second.lengths[indices].sum())
+    return Batch(
+        inputs=inputs,
+        key_mask=key_mask,
+        labels=torch.from_numpy(examples.labels[indices]),
+        ids=torch.from_numpy(np.array(indices, np.int64)),
+        num_tokens=num_tokens,
+        second=second,
+        second_mask=second_mask,
+    )
+
+
+def _pad(sequences: Sequences, indices: IntArray, pad_to: int | None) -> tuple[Tensor, Tensor]:
+    lengths = sequences.lengths[indices]
+    longest = int(lengths.max())
+    if pad_to is not None and longest > pad_to:
+        raise ArgumentError(f"pad_to must be at least the longest sequence, {longest}, got {pad_to}")
+    size = max(1, longest if pad_to is None else pad_to)
+    dtype = np.int64 if sequences.width is None else np.float32
+    padded = np.zeros((len(indices), size, *sequences.values.shape[1:]), dtype)
+    for row, index in enumerate(indices):
+        padded[row, : lengths[row]] = sequences[int(index)]
+    return torch.from_numpy(padded), torch.from_numpy(np.arange(size) < lengths[:, None])
+
+
+class BucketSampler:
+    """Batches of examples of similar lengths, the same for the same seed and epoch, every example once an epoch.
+
+    For training the examples are shuffled, sorted by length inside windows of `window` batches, cut into batches, and
+    the batches are shuffled. Without `shuffle`, for evaluation, all are sorted by length.
+
+    Args:
+        lengths: (N,).
+        batch_size: Examples in a batch; the last one has what is left.
+        shuffle: Draw a new order every epoch.
+        window: Batches that are sorted together: more saves padding, fewer makes batches more random.
+    """
+
+    def __init__(
+        self,
+        lengths: IntArray,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        window: int = 50,
+    ) -> None:
+        check_count("batch_size", batch_size)
+        check_count("seed", seed, minimum=0)
+        check_count("window", window)
+        self._lengths = np.asarray(lengths)
+        if not len(self._lengths):
+            raise ArgumentError("there must be at least one example")
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._window = window
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+        return -(-len(self._lengths) // self._batch_size)
+
+    def batches(self, epoch: int) -> list[IntArray]:
+        """The positions of the examples of every batch of an epoch."""
+        generator = np.random.default_rng((self._seed, epoch))
+        count = len(self._lengths)
+        order = generator.permutation(count) if self._shuffle else np.arange(count)
+        window = self._window * self._batch_size if self._shuffle else count
+        batches = []
+        for start in range(0, count, window):
+            chosen = order[start : start + window]
+            chosen = chosen[np.argsort(self._lengths[chosen], kind="stable")]
+            batches += [chosen[i : i + self._batch_size] for i in range(0, len(chosen), self._batch_size)]
+        if self._shuffle:
+            return [batches[index] for index in generator.permutation(len(batches))]
+        return batches
+
+
+@dataclass(frozen=True)
+class PaddingReport:
+    """Tokens that a model has to work through.
+
+    Args:
+        real: Without padding.
+        padded: With every batch padded to its own longest sequence.
+        longest: With everything padded to the longest sequence of all.
+    """
+
+    real: int
+    padded: int
+    longest: int
+
+    @property
+    def saved(self) -> float:
+        """The part of `longest` that is not worked through."""
+        return 1 - self.padded / self.longest
+
+
+def padding_report(lengths: IntArray, batches: Iterable[IntArray]) -> PaddingReport:
+    """What padding costs for these batches, one side of pairs at a time."""
+    lengths = np.asarray(lengths)
+    real = padded = count = 0
+    for batch in batches:
+        here = lengths[batch]
+        real += int(here.sum())
+        padded += max(1, int(here.max())) * len(batch)
+        count += len(batch)
+    return PaddingReport(real=real, padded=padded, longest=max(1, int(lengths.max())) * count)

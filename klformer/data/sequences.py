@@ -1,0 +1,152 @@
+"""Sequences of different lengths, stored end to end in one array of the smallest type that holds them."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from klformer.errors import ArgumentError
+
+IntArray = NDArray[np.int64]
+AnyArray = NDArray[Any]
+#: Tokens that a fingerprint looks at: all of most data sets, evenly spaced ones of the largest.
+_FINGERPRINT_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """N sequences; number i is `values[offsets[i] : offsets[i + 1]]`.
+
+    Args:
+        values: (total,) token ids, or (total, width) vectors; integers.
+        offsets: (N + 1,), int64, starting at 0 and ending at total.
+    """
+
+    values: AnyArray
+    offsets: IntArray
+
+    def __post_init__(self) -> None:
+        if self.values.ndim not in (1, 2) or self.values.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"values must be integers of one or two dimensions, got {self.values.dtype} {self.values.shape}"
+            )
+        offsets = self.offsets
+        if offsets.ndim != 1 or offsets.size == 0 or offsets[0] != 0 or offsets[-1] != len(self.values):
+            raise ArgumentError(f"offsets must be one-dimensional and go from 0 to {len(self.values)}")
+        if (np.diff(offsets) < 0).any():
+            raise ArgumentError("offsets must not decrease")
+
+    @classmethod
+    def from_list(cls, rows: Sequence[AnyArray]) -> "Sequences":
+        """Store rows of integers, (length,) or (length, width), in the smallest unsigned type if none is negative."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        values = np.concatenate(rows) if rows else np.zeros(0, np.uint8)
+        if values.size == 0:
+            return cls(values.astype(np.uint8), offsets)
+        low, high = int(values.min()), int(values.max())
+        smallest = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+        return cls(values.astype(smallest), offsets)
+
+    @classmethod
+    def from_matrix(cls, rows: AnyArray) -> "Sequences":
+        """Sequences of one length, (N, length) or (N, length, width), without a copy."""
+        offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
+        return cls(rows.reshape(-1, *rows.shape[2:]), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> AnyArray:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        index %= len(self)
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def lengths(self) -> IntArray:
+        return np.diff(self.offsets)
+
+    @property
+    def width(self) -> int | None:
+        """Size of the vectors; None for token ids."""
+        return None if self.values.ndim == 1 else int(self.values.shape[1])
+
+    def take(self, indices: IntArray) -> "Sequences":
+        """The chosen sequences, in the given order."""
+        offsets = np.zeros(len(indices) + 1, np.int64)
+        np.cumsum(self.lengths[indices], out=offsets[1:])
+        values = np.empty((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
+        # One slice after the other: a gather would need eight bytes of index for every byte of text.
+        for position, index in enumerate(indices):
+            values[offsets[position] : offsets[position + 1]] = self[int(index)]
+        return Sequences(values, offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled sequences, or labelled pairs of them."""
+
+    first: Sequences
+    labels: IntArray
+    second: Sequences | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels.dtype != np.int64 or self.labels.ndim != 1:
+            raise ArgumentError(
+                f"labels must be one-dimensional and int64, got {self.labels.dtype} of shape {self.labels.shape}"
+            )
+        sizes = [len(self.first), len(self.labels)] + ([] if self.second is None else [len(self.second)])
+        if len(set(sizes)) > 1:
+            raise ArgumentError(f"sequences and labels must be as many, got {sizes}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> IntArray:
+        """Length of each example; of a pair, that of its longer side."""
+        if self.second is None:
+            return self.first.lengths
+        return np.maximum(self.first.lengths, self.second.lengths)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the labels, the lengths and the tokens, by which other data is told from the same."""
+        digest = hashlib.sha256(self.labels.tobytes())
+        for side in (self.first, self.second):
+            if side is not None:
+                digest.update(side.offsets.tobytes())
+                digest.update(side.values[:: 1 + len(side.values) // _FINGERPRINT_TOKENS].tobytes())
+        return digest.hexdigest()
+
+    def take(self, indices: IntArray) -> "Examples":
+        """The chosen examples, in the given order."""
+        second = None if self.second is None else self.second.take(indices)
+        return Examples(self.first.take(indices), self.labels[indices], second)
+
+
+class ByteRows:
+    """Collects rows of bytes in one buffer, which becomes the array without a copy."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._offsets = [0]
+
+    def add(self, row: bytes) -> None:
+        self._buffer += row
+        self._offsets.append(len(self._buffer))
+
+    def as_they_are(self) -> Sequences:
+        """Ids are the bytes."""
+        return Sequences(np.frombuffer(self._buffer, np.uint8), np.asarray(self._offsets, np.int64))
+
+    def plus_one(self) -> Sequences:
+        """Ids are byte + 1, so that 0 is free for padding. UTF-8 has no byte 255: an id takes one byte there."""
+        values: AnyArray = np.frombuffer(self._buffer, np.uint8)
+        if b"\xff" in self._buffer:
+            values = values.astype(np.uint16)
+        values += 1
+        return Sequences(values, np.asarray(self._offsets, np.int64))

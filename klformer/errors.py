@@ -1,0 +1,43 @@
+"""Errors that are somebody's to act on, as opposed to bugs.
+
+The command line prints a `UserError` as one line and exits; everything else is a bug of klformer, and keeps its
+traceback. Library users may catch `ArgumentError` as the ValueError that it also is.
+"""
+
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Something that the user can put right. The message says what is wrong, where, and what would be right."""
+
+
+class ArgumentError(UserError, ValueError):
+    """A value that is not allowed: the message names the argument, the value and what would be right."""
+
+
+class ArgumentTypeError(UserError, TypeError):
+    """A value of the wrong type, or an argument that does not exist."""
+
+
+class FileError(UserError):
+    """A file that can't be written; what was there before is whole."""
+
+
+class DataError(UserError):
+    """Data that is missing, malformed or incomplete. The message says where, what is wrong and what would be right."""
+
+    def __init__(self, problem: str, *, file: Path | None = None, line: int | None = None) -> None:
+        where = "" if file is None else f"{file}, line {line}: " if line is not None else f"{file}: "
+        super().__init__(where + problem)
+
+
+class RunError(UserError):
+    """A run that can't be read, gone on with or trained any further; the message says what is safe and what to do."""
+
+
+class OtherProcessFailedError(Exception):
+    """The main process has found an error and says what it is."""
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """Training was asked to stop and has saved its state."""

@@ -1,1 +1,0 @@
-"""`klformer analyze`: every claim of the paper as a command, on any trained run."""

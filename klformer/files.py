@@ -1,0 +1,64 @@
+"""Files that are written whole or not at all, and their checksums."""
+
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from klformer.errors import FileError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says of a file that can't be written into a FileError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        # safetensors gives the system's words, not its number.
+        is_full = os.strerror(errno.ENOSPC) in str(error)
+        reason = "the disk is full" if is_full else getattr(error, "strerror", None) or str(error)
+        raise FileError(f"can't write {path}: {reason}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; what is there afterwards is synced to disk and takes the place of `path`.
+
+    Raises:
+        FileError: it can't be written; `path` is as before then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in one stroke. Raises as `replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

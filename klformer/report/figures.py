@@ -1,0 +1,232 @@
+"""The figures of runs and analyses."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
+from klformer.memory import MEBIBYTE
+from klformer.report.drawing import (
+    INK,
+    PALETTE,
+    WIDTH,
+    Artist,
+    Drawing,
+    Label,
+    canvas,
+    canvas_with_side,
+    label_at_the_side,
+    legend_below,
+    legend_rows,
+    look,
+    thousands,
+    visible,
+)
+from klformer.report.reading import finite
+from klformer.report.settings import Setting
+
+#: What a figure shows at least: percent of accuracy, and a share of the largest memory.
+MIN_ACCURACY_SPAN = 5.0
+MIN_MEMORY_SPAN = 0.2
+#: Where an axis of accuracy ends at the latest, in percent.
+MAX_ACCURACY = 100.5
+HATCHES = ("", "///", "...")
+#: What the figure of memory shows at most: settings that look different, and bars on a page or so.
+MAX_SETTINGS = len(PALETTE) * len(HATCHES)
+MAX_BARS = 60
+
+
+@dataclass(frozen=True)
+class Bubble:
+    """An attention in accuracy (%), memory (bytes) and speed (relative)."""
+
+    attention: str
+    accuracy: float
+    memory: float
+    speed: float
+
+
+def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
+    """Validation accuracy against steps, one line a run."""
+    if not any(run.curve for run in setting.runs):
+        return None
+    with look(f"curves-{setting.letter}"):
+        names = [group.attention for group in setting.groups if any(run.curve for run in group.runs)]
+        figure, axes = canvas(names)
+        for group in setting.groups:
+            shown = [run for run in group.runs if run.curve]
+            for number, run in enumerate(shown):
+                steps, accuracies = zip(*run.curve, strict=True)
+                axes.plot(
+                    steps,
+                    [100 * accuracy for accuracy in accuracies],
+                    markersize=3,
+                    linewidth=1.3,
+                    label=visible(group.attention) if number == 0 else None,
+                    **artist.style(group.attention),
+                )
+        if setting.chance is not None:
+            axes.axhline(setting.chance, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), label="guessing")
+        axes.set_xlabel("training step")
+        axes.set_ylabel("validation accuracy, %")
+        axes.xaxis.set_major_formatter(thousands)
+        axes.grid()
+        legend_below(figure, axes)
+        caption = (
+            "Validation accuracy against training steps, one line a run. Lines that stop early are unfinished runs."
+        )
+        return artist.finish(figure, f"curves-{setting.letter}", "Learning curves", caption)
+
+
+def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble], reference: str) -> Drawing | None:
+    """Memory against accuracy, the area of a circle is speed: the paper's Figures 1 and 3."""
+    if not bubbles:
+        return None
+    with look(name):
+        fastest = max(bubble.speed for bubble in bubbles)
+        sizes = [420 * bubble.speed / fastest for bubble in bubbles]
+        labels = [_label(bubble, size) for bubble, size in zip(bubbles, sizes, strict=True)]
+        figure, axes = canvas_with_side([label.text for label in labels])
+        for bubble, size in zip(bubbles, sizes, strict=True):
+            colour = artist.style(bubble.attention)["color"]
+            place = (bubble.accuracy, bubble.memory / MEBIBYTE)
+            # A circle at 100% goes beyond the end of the axis.
+            axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1, clip_on=False)
+        axes.margins(0.12, 0.25)
+        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim(), ceiling=MAX_ACCURACY))
+        largest = max(bubble.memory for bubble in bubbles) / MEBIBYTE
+        axes.set_ylim(_at_least(MIN_MEMORY_SPAN * largest, axes.get_ylim()))
+        axes.set_xlabel("test accuracy, %")
+        axes.set_ylabel("peak memory, MiB")
+        axes.yaxis.set_major_formatter(thousands)
+        axes.grid()
+        label_at_the_side(axes, labels)
+        caption = (
+            f"Peak memory against test accuracy; the area of a circle is speed, {reference}. Low, right and large "
+            "is good. Memory is that of the whole process, with Python, torch and the data."
+        )
+        return artist.finish(figure, name, title, caption)
+
+
+def _at_least(span: float, limits: tuple[float, float], *, ceiling: float = math.inf) -> tuple[float, float]:
+    """Limits of an axis that are so far apart, below a ceiling: smaller differences are not to look large."""
+    low, high = limits
+    missing = max(0.0, span - (high - low)) / 2
+    high = min(high + missing, ceiling)
+    return min(low - missing, high - span), high
+
+
+def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing | None:
+    """Peak memory of every attention, task by task; only bars that there are take room."""
+    found = {setting.letter: (setting, memories) for setting in settings if (memories := _memories(setting))}
+    if not found:
+        return None
+    shown = _what_fits({letter: memories for letter, (_, memories) in found.items()})
+    attentions = artist.in_order({name for memories in shown.values() for name in memories})
+    bars = [(name, letter) for name in attentions for letter, memories in shown.items() if name in memories]
+    # Attentions stand apart by half a bar.
+    places = {bar: number + 0.5 * attentions.index(bar[0]) for number, bar in enumerate(bars)}
+    middles = [fmean(places[bar] for bar in bars if bar[0] == name) for name in attentions]
+    with look("memory-by-task"):
+        labels = [f"{found[letter][0].title} ({letter})" for letter in shown]
+        height = 1.1 + 0.12 * (len(bars) + 0.5 * len(attentions)) + 0.2 * legend_rows(labels)
+        figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
+        for number, (letter, label) in enumerate(zip(shown, labels, strict=True)):
+            rounds, colour = divmod(number, len(PALETTE))
+            axes.barh(
+                [places[name, letter] for name in shown[letter]],
+                [memory / MEBIBYTE for memory in shown[letter].values()],
+                height=0.9,
+                color=PALETTE[colour],
+                hatch=HATCHES[rounds],
+                label=visible(label),
+            )
+        axes.set_yticks(middles, [visible(name) for name in attentions])
+        axes.set_ylim(max(places.values()) + 1, -1)
+        axes.set_xlabel("peak memory, MiB")
+        axes.xaxis.set_major_formatter(thousands)
+        axes.grid(axis="x")
+        legend_below(figure, axes)
+        caption = (
+            "Peak memory of training and evaluation by data set: of the whole process with Python, torch and the data, "
+            "or on a GPU of torch's tensors."
+        )
+        if cut := [letter for letter, (_, memories) in found.items() if shown.get(letter) != memories]:
+            caption += f" Not all of it has room here; see the tables of the settings {', '.join(cut)}."
+        return artist.finish(figure, "memory-by-task", "Memory by data set", caption)
+
+
+def _what_fits(memories: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Settings with the most attentions first, as many as one figure can show, in their own order."""
+    chosen: dict[str, dict[str, float]] = {}
+    room = MAX_BARS
+    for letter, of_setting in sorted(memories.items(), key=lambda item: -len(item[1])):
+        if len(chosen) < MAX_SETTINGS and (len(of_setting) <= room or not chosen):
+            chosen[letter] = dict(list(of_setting.items())[:room])
+            room -= len(chosen[letter])
+    return {letter: chosen[letter] for letter in memories if letter in chosen}
+
+
+def draw_variance(
+    artist: Artist, task: str, title: str, rows: Sequence[Mapping[str, Any]], caption: str
+) -> Drawing | None:
+    """Four measures of the variance of predictions, one bar a run: the paper's bar figure."""
+    panels = (
+        ("rsd", "RSD", 1.0),
+        ("pi", "PI", 1.0),
+        ("agv", "AGV", 1.0),
+        ("voting_accuracy", "voting accuracy, %", 100.0),
+    )
+    if not rows:
+        return None
+    labels = [str(row["attention"]) for row in rows]
+    if len(set(labels)) < len(labels):
+        labels = [str(row["run"]) for row in rows]
+    name = artist.name("variance", task)
+    with look(name):
+        height = 2 * (0.75 + 0.2 * len(rows))
+        figure, grid = plt.subplots(2, 2, figsize=(WIDTH, height), layout="constrained", sharey=True)
+        for axes, (key, heading, scale) in zip(grid.flat, panels, strict=True):
+            start, form = (1.0, "{:#.4g}") if key == "agv" else (0.0, "{:.3g}")
+            axes.axvline(start, color=INK, linewidth=0.8)
+            for place, row in enumerate(rows):
+                value = finite(row.get(key))
+                if value is None:
+                    axes.text(start, place, " missing", va="center", fontsize=7.5, fontstyle="italic")
+                    continue
+                end = value * scale
+                axes.barh(
+                    place, end - start, left=start, height=0.66, color=artist.style(str(row["attention"]))["color"]
+                )
+                # A label stands beyond the end of its bar, which may go to the left.
+                axes.annotate(
+                    form.format(end),
+                    (end, place),
+                    (-2 if end < start else 2, 0),
+                    textcoords="offset points",
+                    ha="right" if end < start else "left",
+                    va="center",
+                    fontsize=7.5,
+                )
+            axes.set_title(heading, fontsize=8.5)
+            axes.set_yticks(range(len(rows)), [visible(label) for label in labels])
+            axes.margins(x=0.4 if key == "agv" else 0.25)
+            axes.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
+            axes.tick_params(axis="x", labelsize=7)
+        grid[0, 0].invert_yaxis()
+        return artist.finish(figure, name, title, caption)
+
+
+def _label(bubble: Bubble, size: float) -> Label:
+    text = f"{visible(bubble.attention)} {bubble.speed:.2g}x"
+    return Label(text, (bubble.accuracy, bubble.memory / MEBIBYTE), size**0.5 / 2)
+
+
+def _memories(setting: Setting) -> dict[str, float]:
+    """Peak memory in bytes of the attentions that have it."""
+    found = {group.attention: group.number("peak_memory_bytes") for group in setting.groups}
+    return {name: memory for name, memory in found.items() if memory is not None}

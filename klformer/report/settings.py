@@ -1,0 +1,270 @@
+"""Runs that may be compared: those of one task with the same configuration but for attention and seed."""
+
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from pydantic import BaseModel
+
+from klformer.report.collect import Run
+from klformer.report.paper_numbers import LRA, RANDOM
+from klformer.report.reading import finite
+from klformer.runs.config import ModelConfig
+from klformer.runs.presets import PAPER
+from klformer.tasks import TASKS, DataConfig
+from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+
+#: Sections of the configuration that must agree, and fields in them that change no result.
+COMPARED: dict[str, type[BaseModel]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "optimiser": OptimiserConfig,
+    "schedule": ScheduleConfig,
+    "training": TrainingConfig,
+}
+FREE = {
+    "data.root",
+    "data.text_column",
+    "data.label_column",
+    "training.checkpoint_every",
+    "training.evaluation_batch_size",
+    "training.evaluation_draws",
+    "training.keep_checkpoints",
+    "training.keep_milestones",
+    "training.log_every",
+    "training.pad_to_longest",
+}
+#: What holds for a run that was written before a field existed, as it does where the run is loaded.
+DEFAULTS = {
+    f"{section}.{name}": field.get_default()
+    for section, kind in COMPARED.items()
+    for name, field in kind.model_fields.items()
+    if not field.is_required()
+}
+#: Accuracies nearer than this, in percent, look the same on the page.
+SHOWN_ACCURACY = 0.005
+#: The order of the page.
+TASK_ORDER = ("listops", "text", "retrieval", "image", "sparsity")
+TASK_TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "image": "Image", "sparsity": "Sparsity"}
+#: Accuracy of guessing in percent; the sparsity task has nine classes.
+CHANCE = {"sparsity": 100 / 9} | {
+    task: RANDOM.accuracy(task) or 0.0 for task in ("listops", "text", "retrieval", "image")
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one attention in a setting: seeds."""
+
+    attention: str
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.result is not None)
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of the finished runs; copies of a run, and runs that repeat a seed, have one."""
+        return len({run.seed for run in self.finished})
+
+    def test(self, name: str) -> float | None:
+        """A number of the test set, averaged over the seeds that have it."""
+        return _mean(self._by_seed(lambda run: run.result.test.get(name) if run.result is not None else None))
+
+    def number(self, name: str) -> float | None:
+        """A number of result.json, averaged over the seeds that have it."""
+        return _mean(self._by_seed(lambda run: run.result.numbers.get(name) if run.result is not None else None))
+
+    def accuracy(self) -> float | None:
+        """Test accuracy in percent."""
+        accuracy = self.test("accuracy")
+        return None if accuracy is None else 100 * accuracy
+
+    def spread(self) -> tuple[float, str] | None:
+        """Deviation of the test accuracy in percent and over what: seeds, or draws of the only seed."""
+        known = self._by_seed(lambda run: run.result.test.get("accuracy") if run.result is not None else None)
+        if len(known) > 1:
+            return 100 * stdev(known), f"{len(known)} seeds"
+        draws, deviation = self.test("draws"), self.test("accuracy_std")
+        if draws is None or draws < 2 or deviation is None:
+            return None
+        return 100 * deviation, f"{draws:.0f} draws"
+
+    def best_validation(self) -> float | None:
+        """The best validation accuracy so far in percent, averaged over seeds; there for unfinished runs, too."""
+        return _mean(self._by_seed(lambda run: 100 * max(best for _, best in run.curve) if run.curve else None))
+
+    def speed(self) -> float | None:
+        return _mean(self._by_seed(lambda run: run.speed))
+
+    def _by_seed(self, value: Callable[[Run], float | None]) -> list[float]:
+        """A value for every seed that has it, averaged over runs that repeat the seed."""
+        by_seed: dict[int, list[float]] = {}
+        for run in self.runs:
+            if (known := value(run)) is not None:
+                by_seed.setdefault(run.seed, []).append(known)
+        return [fmean(values) for values in by_seed.values()]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One task with one configuration; its attentions can be compared, those of two settings can't."""
+
+    letter: str
+    task: str
+    preset: str
+    groups: tuple[Group, ...]
+    #: The fields, with their values, in which the settings of this task differ.
+    difference: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def task_name(self) -> str:
+        return self.task.split(" ")[0]
+
+    @property
+    def title(self) -> str:
+        return task_title(self.task)
+
+    @property
+    def chance(self) -> float | None:
+        return CHANCE.get(self.task_name)
+
+    def group(self, attention: str) -> Group | None:
+        return next((group for group in self.groups if group.attention == attention), None)
+
+    def budget(self) -> str:
+        return describe_budget(self.runs[0].config)
+
+    def protocols(self) -> list[str]:
+        return sorted({run.result.protocol for run in self.runs if run.result is not None and run.result.protocol})
+
+    def ranked(self) -> list[tuple[Group, float]]:
+        """Finished attentions with their accuracy in percent, best first."""
+        scored = [(group, accuracy) for group in self.groups if (accuracy := group.accuracy()) is not None]
+        return sorted(scored, key=lambda item: -item[1])
+
+    def best(self) -> list[Group]:
+        """The finished attentions that no other beats, as far as the page shows."""
+        ranked = self.ranked()
+        return [group for group, accuracy in ranked if ranked[0][1] - accuracy < SHOWN_ACCURACY]
+
+    def is_best(self, group: Group) -> bool:
+        """Whether it is one of the best of several."""
+        return len(self.ranked()) > 1 and any(group is one for one in self.best())
+
+
+def task_title(task: str) -> str:
+    name, _, detail = task.partition(" ")
+    return f"{TASK_TITLES.get(name, name)} {detail}".strip()
+
+
+def task_order(task: str) -> int:
+    """The place of a task on the page."""
+    name = task.split(" ")[0]
+    return TASK_ORDER.index(name) if name in TASK_ORDER else len(TASK_ORDER)
+
+
+def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
+    """Sort the runs into settings, with a letter each, in the order of the page."""
+    by_key: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        by_key.setdefault((run.task, run.preset, json.dumps(_essence(run), sort_keys=True)), []).append(run)
+    keys = sorted(by_key, key=lambda key: (task_order(key[0]), key[0], key[1], -len(by_key[key]), key[2]))
+    settings = []
+    for number, key in enumerate(keys):
+        same_task = [other for other in keys if other[0] == key[0]]
+        settings.append(
+            Setting(
+                letter=_letter(number),
+                task=key[0],
+                preset=key[1],
+                groups=_groups(by_key[key]),
+                difference=_difference(json.loads(key[2]), [json.loads(other[2]) for other in same_task]),
+            )
+        )
+    return tuple(settings)
+
+
+def describe_budget(config: Mapping[str, Any]) -> str:
+    """Steps, batch, length and model, from a flat configuration; a length that is not set is the task's own."""
+
+    def number(key: str) -> str:
+        value = finite(config.get(key))
+        return "?" if value is None else f"{value:,}"
+
+    steps = finite(config.get("training.max_steps"))
+    length = f"{steps:,} steps" if steps is not None else f"{number('training.max_epochs')} epochs"
+    task = str(config.get("task"))
+    usual = TASKS[task].default_max_len if task in TASKS else None
+    tokens = finite(config.get("data.max_len")) or usual
+    layers = "1 layer" if config.get("model.num_layers") == 1 else f"{number('model.num_layers')} layers"
+    return (
+        f"{length} of {number('training.batch_size')} sequences"
+        + (f" of at most {tokens:,} tokens" if tokens is not None else "")
+        + f", {layers} of width {number('model.model_dim')}"
+    )
+
+
+def paper_budget(task: str) -> str | None:
+    """The paper's own budget for a task, from its table of hyper-parameters."""
+    lengths = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024}
+    if task not in lengths:
+        return None
+    table = PAPER[task]
+    flat = {f"{section}.{key}": value for section in ("model", "training") for key, value in table[section].items()}
+    return describe_budget(flat | {"data.max_len": lengths[task]})
+
+
+def count(number: int, what: str) -> str:
+    """A number of things: one seed, two seeds."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def base_name(attention: str) -> str:
+    """The name without options."""
+    return attention.partition(":")[0]
+
+
+def attention_order(attention: str) -> tuple[int, str]:
+    """The paper's order of models; variants follow their model."""
+    names = [row.attention for row in LRA]
+    base = base_name(attention)
+    return (names.index(base) if base in names else len(names), attention)
+
+
+def _groups(runs: Sequence[Run]) -> tuple[Group, ...]:
+    by_attention: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        by_attention.setdefault(run.attention, []).append(run)
+    return tuple(Group(name, tuple(by_attention[name])) for name in sorted(by_attention, key=attention_order))
+
+
+def _essence(run: Run) -> dict[str, Any]:
+    complete = {**DEFAULTS, **run.config}
+    return {key: value for key, value in complete.items() if key.split(".")[0] in COMPARED and key not in FREE}
+
+
+def _difference(own: Mapping[str, Any], all_of_task: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    keys = sorted({key for essence in all_of_task for key in essence})
+    return tuple(
+        f"{key} = {json.dumps(own[key]) if key in own else 'not set'}"
+        for key in keys
+        if len({json.dumps(essence.get(key)) for essence in all_of_task}) > 1
+    )
+
+
+def _letter(number: int) -> str:
+    letters = string.ascii_uppercase
+    return letters[number] if number < len(letters) else _letter(number // len(letters) - 1) + letters[number % 26]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,93 @@
+"""Several attentions, over several seeds, on one task: one run each, one table at the end."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from klformer.errors import ArgumentError
+from klformer.runs.build import build_model
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.naming import run_name, setting_name
+from klformer.runs.train import finished_result, train_run
+from klformer.tasks import build_task
+from klformer.files import write_text
+from klformer.training.processes import is_main_process
+from klformer.training.progress import Reporter, SilentReporter
+
+
+def comparison_name(config: ExperimentConfig) -> str:
+    """The file of all results on one task."""
+    return f"comparison-{setting_name(config)}.json"
+
+
+def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Reporter) -> list[dict[str, Any]]:
+    """Do every run that is not done yet, going on with those that were interrupted; returns all results.
+
+    Raises:
+        ValueError: two of the configurations are the same run.
+    """
+    names = [run_name(config) for config in configs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ArgumentError(f"every run must be named once, got twice: {', '.join(twice)}")
+    if not is_main_process():
+        reporter = SilentReporter()
+    finished = [finished_result(config, folder / run_name(config)) for config in configs]
+    for config, done in zip(configs, finished, strict=True):
+        if done is None:
+            check_model(config)
+    results = []
+    for number, (config, done) in enumerate(zip(configs, finished, strict=True), start=1):
+        run_folder = folder / run_name(config)
+        reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
+        results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
+    if is_main_process():
+        write_text(folder / comparison_name(configs[0]), json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def check_model(config: ExperimentConfig) -> None:
+    """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
+    with torch.device("meta"):
+        build_model(config, build_task(config.task, config.data))
+
+
+def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
+    """One row an attention, averaged over its seeds."""
+    first = results[0]
+    table = Table(
+        title=f"{first['task']}, preset {first['preset']}: accuracy on the test set, best first",
+        caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
+        caption_justify="left",
+    )
+    table.add_column("attention", overflow="fold")
+    for column in ("seeds", "accuracy", "+-", "vote", "best at step", "tokens/s", "train time", "peak memory"):
+        table.add_column(column, justify="right", no_wrap=True)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(result["attention"], []).append(result)
+    ordered = sorted(groups.items(), key=lambda item: -_mean(item[1], "accuracy"))
+    for label, runs in ordered:
+        accuracies = [run["test"]["accuracy"] for run in runs]
+        spread = statistics.stdev(accuracies) if len(runs) > 1 else runs[0]["test"]["accuracy_std"]
+        table.add_row(
+            label,
+            str(len(runs)),
+            f"{100 * _mean(runs, 'accuracy'):.2f}%",
+            f"{100 * spread:.2f}",
+            f"{100 * _mean(runs, 'voting_accuracy'):.2f}%",
+            str(round(statistics.mean(run["best_step"] for run in runs))),
+            f"{statistics.mean(run['tokens_per_second'] for run in runs):,.0f}",
+            f"{statistics.mean(run['train_seconds'] for run in runs):.0f} s",
+            f"{statistics.mean(run['peak_memory_bytes'] for run in runs) / 2**20:,.0f} MiB",
+        )
+    return table
+
+
+def _mean(runs: Sequence[dict[str, Any]], field: str) -> float:
+    return statistics.mean(run["test"][field] for run in runs)

@@ -1,0 +1,86 @@
+"""Runs that are read back from their folders; nothing is unpickled."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import nn
+
+from klformer.runs.build import build_model
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.folder import CONFIG, INITIAL, check_same_data
+from klformer.tasks import Split, Task, build_task
+from klformer.data import Examples
+from klformer.training.checkpoint import CheckpointStore, put_weights, read_weights
+from klformer.errors import RunError
+from klformer.training.evaluation import Evaluation, evaluate
+from klformer.training.processes import make_accelerator
+from klformer.training.progress import Reporter
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run that was read back, with the weights of its best checkpoint."""
+
+    folder: Path
+    config: ExperimentConfig
+    task: Task
+    model: nn.Module
+    step: int
+    #: The data is to be the run's own; not if another folder of data was asked for.
+    own_data: bool
+
+    def examples(self, split: Split) -> Examples:
+        """The examples of a split.
+
+        Raises:
+            RunError: they are not those that the run had.
+            DataError: something is wrong with the data.
+        """
+        examples = self.task.load(split)
+        if self.own_data:
+            check_same_data(self.folder, {split: examples})
+        return examples
+
+    def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
+        """Accuracy on a split, averaged over draws of the frequencies."""
+        return evaluate(
+            self.model,
+            self.examples(split),
+            accelerator=accelerator or make_accelerator(self.config.training),
+            batch_size=self.config.training.evaluation_batch_size,
+            num_classes=self.task.num_classes,
+            draws=draws,
+            seed=self.config.seed,
+        )
+
+    def at_start(self) -> nn.Module:
+        """The same model with the weights that the run started from.
+
+        Raises:
+            RunError: they are not there, damaged, or do not fit.
+        """
+        model, path = build_model(self.config, self.task), self.folder / INITIAL
+        put_weights(model, read_weights(path), path)
+        return model.eval()
+
+
+def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None) -> LoadedRun:
+    """Read a run back; nothing is unpickled.
+
+    Raises:
+        RunError: the folder is not a run's, has no whole checkpoint, or one that does not fit its configuration.
+        ValueError: its configuration is not valid.
+    """
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder} is not a run: it has no {CONFIG}")
+    config = ExperimentConfig.from_file(folder / CONFIG)
+    data = config.data if data_root is None else config.data.model_copy(update={"root": data_root})
+    task = build_task(config.task, data)
+    model = build_model(config, task)
+    store = CheckpointStore(folder / "checkpoints", reporter.say)
+    checkpoint = store.newest("best") or store.newest("step")
+    if checkpoint is None:
+        raise RunError(f"{folder} has no whole checkpoint")
+    put_weights(model, checkpoint.weights(), checkpoint.folder)
+    return LoadedRun(folder, config, task, model.eval(), checkpoint.step, own_data=data_root is None)

@@ -1,0 +1,209 @@
+"""One run: data, model and training put together, and the result written down."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from safetensors.torch import save_file
+from torch import nn
+
+from klformer.environment import describe_environment
+from klformer.memory import peak_memory, reset_peak_memory
+from klformer.runs.build import build_model
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.folder import (
+    CONFIG,
+    INITIAL,
+    LENGTH,
+    RESULT,
+    changes,
+    configuration_so_far,
+    make_folder,
+    only_process_in,
+    write_beginning,
+)
+from klformer.runs.naming import attention_label, describe_accuracy
+from klformer.tasks import Split, Task, build_task
+from klformer.data import BucketSampler, Examples, padding_report
+from klformer.errors import RunError
+from klformer.files import replacing, write_text
+from klformer.training.processes import make_accelerator, on_main_process
+from klformer.training.progress import Reporter, SilentReporter
+from klformer.training.seeds import derived_seed
+from klformer.training.trainer import Trainer
+
+
+def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter: Reporter) -> dict[str, Any]:
+    """Train, evaluate and write everything down; returns what is in result.json.
+
+    Args:
+        resume: Go on with what is in the folder, if anything is; otherwise the folder must be new.
+
+    Raises:
+        RunError: the folder holds another run or can't be written, or training can't go on.
+        Interrupted: training was asked to stop and has saved its state.
+        DataError: something is wrong with the data.
+    """
+    accelerator = make_accelerator(config.training)
+    reset_peak_memory(accelerator.device.type)
+    if not accelerator.is_main_process:
+        reporter = SilentReporter()
+    with ExitStack() as until_done:
+
+        def enter() -> ExperimentConfig | None:
+            make_folder(folder)
+            until_done.enter_context(only_process_in(folder))
+            return configuration_so_far(config, folder, resume=resume)
+
+        before = on_main_process(enter)
+        result = _train(config, before, folder, accelerator, reporter, resume=resume)
+        if accelerator.is_main_process:
+            write_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
+    reporter.say(f"test accuracy {describe_accuracy(result['test'])} ({result['protocol']})")
+    reporter.say(f"results in {folder}")
+    return result
+
+
+def _train(
+    config: ExperimentConfig,
+    before: ExperimentConfig | None,
+    folder: Path,
+    accelerator: Accelerator,
+    reporter: Reporter,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    """Train and evaluate; `before` is the configuration of a run that goes on."""
+    task = build_task(config.task, config.data, quiet=isinstance(reporter, SilentReporter))
+    on_main_process(task.prepare)
+    # Test as well: what is wrong with it is to be seen before training, not after.
+    splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
+    set_seed(derived_seed(config.seed, "weights") % 2**32)
+    model = build_model(config, task)
+    on_main_process(lambda: _write_initial(model, before, folder))
+    trainer = Trainer(
+        model,
+        splits["train"],
+        splits["validation"],
+        num_classes=task.num_classes,
+        optimiser=config.optimiser,
+        schedule=config.schedule,
+        training=config.training,
+        folder=folder,
+        accelerator=accelerator,
+        reporter=reporter,
+        seed=config.seed,
+    )
+    going_on = resume and trainer.resume()
+    _check_end(config, before, trainer, folder)
+    on_main_process(lambda: write_beginning(config, before, splits, folder))
+    _introduce(config, task, model, splits["train"], folder, reporter)
+    if going_on:
+        reporter.say(f"going on after step {trainer.progress.step}")
+        _note_other_schedule(config, before, reporter)
+    trainer.run()
+    with trainer.final_evaluation():
+        trainer.load_best()
+        draws = config.training.evaluation_draws
+        result = {
+            "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
+            "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
+        }
+    return _result(config, task, model, trainer, folder) | result
+
+
+def _write_initial(model: nn.Module, before: ExperimentConfig | None, folder: Path) -> None:
+    """Keep the weights that a run starts from."""
+    if before is None or not (folder / INITIAL).exists():
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        with replacing(folder / INITIAL) as path:
+            save_file(tensors, path)
+
+
+def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
+    """What is in the result.json of a run with exactly this configuration; None if it is not done, or another."""
+    if not (folder / RESULT).exists() or not (folder / CONFIG).exists():
+        return None
+    if ExperimentConfig.from_file(folder / CONFIG) != config:
+        return None
+    try:
+        result: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
+    except ValueError:  # cut: the run is evaluated again
+        return None
+    return result
+
+
+def _check_end(config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, folder: Path) -> None:
+    """A run that goes on must not be past the end that it is given now: it would be called another than it is."""
+    progress, target = trainer.progress, config.training.target_accuracy
+    if trainer.total_steps < progress.step:
+        raise RunError(
+            f"{folder} has done {progress.step} steps, which can't become {trainer.total_steps}; "
+            "ask for as many or more, or make another run"
+        )
+    new_target = before is not None and before.training.target_accuracy != target
+    if new_target and target is not None and progress.best_accuracy >= target:
+        raise RunError(
+            f"{folder} has a validation accuracy of {progress.best_accuracy:.4f} already, above the new "
+            f"training.target_accuracy of {target}; ask for more, or make another run"
+        )
+
+
+def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | None, reporter: Reporter) -> None:
+    """Say so if the learning rates of a run that goes on are others than those of one of that length."""
+    changed = [] if before is None else [text for key, text in changes(before, config).items() if key in LENGTH]
+    if changed and config.schedule.kind == "cosine":
+        reporter.say(
+            f"note: {'; '.join(changed)}. The cosine schedule depends on the last step and changes from here on: "
+            "this is not the run that so many steps from the start would give"
+        )
+
+
+def _introduce(
+    config: ExperimentConfig,
+    task: Task,
+    model: nn.Module,
+    train: Examples,
+    folder: Path,
+    reporter: Reporter,
+) -> None:
+    """Say what is going to happen."""
+    parameters = sum(p.numel() for p in model.parameters())
+    reporter.say(
+        f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {folder}"
+    )
+    reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
+    for sentence in task.notes():
+        reporter.say(f"note: {sentence}")
+    sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
+    padding = padding_report(train.lengths, sampler.batches(0))
+    padded, real = padding.padded / len(train), padding.real / len(train)
+    reporter.say(
+        f"length buckets: {padded:,.0f} tokens an example with padding, {real:,.0f} real ones; "
+        f"padding all to the longest would take {padding.longest / padding.padded:.2f}x"
+    )
+
+
+def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, folder: Path) -> dict[str, Any]:
+    progress = trainer.progress
+    return {
+        "name": folder.name,
+        "task": config.task,
+        "attention": attention_label(config),
+        "preset": config.preset,
+        "seed": config.seed,
+        "protocol": task.describe_protocol(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "first_reached": progress.first_reached,
+        "train_seconds": progress.seconds,
+        "train_tokens": progress.tokens,
+        "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
+        "peak_memory_bytes": peak_memory(trainer.accelerator.device.type),
+        "environment": describe_environment()
+        | {"device": str(trainer.accelerator.device), "processes": trainer.accelerator.num_processes},
+    }

@@ -1,0 +1,402 @@
+"""`klformer analyze` on small runs, typed as a user would, and what it writes."""
+
+import csv
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from matplotlib import pyplot as plt
+from support import TINY
+
+from klformer.analysis.eigenvalues import command as eigenvalues
+from klformer.analysis.gradients import command as gradients
+from klformer.analysis.kernel import command as kernel
+from klformer.analysis.output import write_results
+from klformer.analysis.turing import command as turing
+from klformer.analysis.variance import command as variance
+from klformer.analysis.variance.measure import variance_metrics
+from klformer.cli.main import main
+from klformer.data import collate
+from klformer.models import SequenceEmbedding
+from klformer.report.collect import read_analysis
+from klformer.report.tables import MISSING, variance_table
+from klformer.runs.load import load_run
+from klformer.training.evaluation import class_scores, evaluate, evaluating, scores_of_draws
+from klformer.training.progress import SilentReporter
+
+TINY_DEEP = [*TINY, "--model.num-layers", "2", "--quiet"]
+#: Of the 45 validation examples.
+IN_THREE_BATCHES = ["--training.evaluation-batch-size", "16"]
+ATTENTIONS = ("gmm-rks", "gmm-prf", "fastfood-prf", "softmax")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Small runs of four attentions."""
+    home = tmp_path_factory.mktemp("analyze")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KLFORMER_DATA", str(home / "data"))
+        for name in ATTENTIONS:
+            options = "" if name == "softmax" else ":num_frequencies=8"
+            folder = ["--out", str(home / "runs"), "--name", name]
+            main(["train", "--attention", name + options, *TINY_DEEP, *IN_THREE_BATCHES, *folder])
+        yield home / "runs"
+
+
+def analyze(capsys, *arguments):
+    main(["analyze", *(str(argument) for argument in arguments)])
+    return capsys.readouterr().out
+
+
+def results(folder, name):
+    """Rows of the JSON, after checking that it is strict and that the other files are there and agree."""
+    report = json.loads((folder / f"{name}.json").read_text(), parse_constant=pytest.fail)
+    with (folder / f"{name}.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(report["rows"])
+    assert (folder / f"{name}.png").stat().st_size > 5000
+    assert report["caption"].split()[0] in (folder / f"{name}.svg").read_text()
+    return report["rows"]
+
+
+def test_variance(runs, tmp_path, capsys):
+    folders = [runs / name for name in ATTENTIONS]
+    out = analyze(capsys, "variance", *folders, "--draws", "4", "--limit", "20", "--out", tmp_path)
+    assert "softmax has nothing that is drawn at random; left out" in out
+    assert "R^2 rsd-pi, sparsity 0.5: " in out
+    rows = results(tmp_path, "variance")
+    assert [row["attention"] for row in rows] == [
+        "gmm-rks:num_frequencies=8",
+        "gmm-prf:num_frequencies=8",
+        "fastfood-prf:num_frequencies=8",
+    ]
+    assert {row["task"] for row in rows} == {"sparsity 0.5"}
+    assert results(tmp_path, "variance-correlations") == rows
+
+    loaded = load_run(runs / "gmm-prf", SilentReporter())
+    examples = loaded.task.load("validation").take(np.arange(20))
+    batch = collate(examples, np.arange(20))
+    with evaluating(loaded.model):
+        scores = scores_of_draws(loaded.model, batch, range(4), seed=0).double().numpy()
+    expected = variance_metrics(scores, examples.labels)
+    assert rows[1]["rsd"] == pytest.approx(expected.rsd, rel=1e-4)
+    assert rows[1]["pi"] == pytest.approx(expected.pi)
+
+
+def test_below_three_runs_there_is_no_correlation(runs, tmp_path, capsys):
+    out = analyze(capsys, "variance", runs / "gmm-rks", "--draws", "2", "--limit", "20", "--out", tmp_path)
+    assert "no R^2 for sparsity 0.5: it takes 3 runs of the task, there are 1" in out
+    assert len(results(tmp_path, "variance")) == 1
+    assert json.loads((tmp_path / "variance.json").read_text())["settings"]["r_squared"] == {}
+    assert not (tmp_path / "variance-correlations.json").exists()
+
+
+def measured(run, task, rsd, pi, agv):
+    return {"run": run, "attention": run[:-1], "task": task, "rsd": rsd, "pi": pi, "agv": agv, "voting_accuracy": 0.5}
+
+
+def test_correlations_are_of_one_task():
+    """Within each task RSD and PI fall on a line, one up and one down; two runs are too few."""
+    rows = [measured(f"a{x}", "sparsity 0.5", x, 2 * x, 1.0) for x in (1, 2, 3)]
+    rows += [measured(f"b{x}", "sparsity 0.1", x, 9 - x, 1 + x % 2) for x in (1, 2, 3)]
+    rows += [measured(f"c{x}", "text", x, x, x) for x in (1, 2)]
+    found = variance.correlate(rows)
+    assert list(found) == ["sparsity 0.5", "sparsity 0.1"]
+    assert found["sparsity 0.5"]["rsd-pi"] == found["sparsity 0.1"]["rsd-pi"] == pytest.approx(1)
+    assert found["sparsity 0.1"]["rsd-agv"] == pytest.approx(0)
+    lines = list(variance.describe_correlations(rows, found))
+    assert "R^2 rsd-agv, sparsity 0.5: not defined over 3 runs" in lines
+    assert lines[-1] == "no R^2 for text: it takes 3 runs of the task, there are 2"
+    figure = variance.draw_correlations(rows, found)
+    assert [axes.get_title() for axes in figure.axes][::3] == [
+        "sparsity 0.5: R² not defined, 3 runs",
+        "sparsity 0.1: R² 0.00, 3 runs",
+    ]
+    assert all(len(axes.collections) == 3 for axes in figure.axes)
+    plt.close(figure)
+
+
+def test_numbers_that_are_not_finite_are_null_and_missing_in_the_report(tmp_path):
+    rows = [measured("a1", "text", math.inf, 1.0, math.nan), measured("b1", "text", 0.5, 2.0, 1.0)]
+    settings = {"r_squared": {"text": {"rsd-pi": math.nan}}, "nested": [(-math.inf, tmp_path)]}
+    write_results(
+        tmp_path, "variance", caption="Caption.", rows=rows, settings=settings, figure=variance.draw_bars(rows)
+    )
+    assert [row["rsd"] for row in results(tmp_path, "variance")] == [None, 0.5]
+    written = json.loads((tmp_path / "variance.json").read_text())["settings"]
+    assert written == {"r_squared": {"text": {"rsd-pi": None}}, "nested": [[None, str(tmp_path)]]}
+    table = variance_table(read_analysis(tmp_path / "variance.json").rows)
+    assert (table.rows[0][3], table.rows[0][5]) == (MISSING, MISSING)
+
+
+@pytest.fixture
+def asked_for(monkeypatch):
+    """The draws that are computed, batch by batch, with two of them in a file."""
+    asked, original = [], variance.each_draw
+
+    def each_draw(model, batch, draws, *, seed):
+        asked.append(list(draws))
+        return original(model, batch, draws, seed=seed)
+
+    monkeypatch.setattr(variance, "each_draw", each_draw)
+    monkeypatch.setattr(variance, "BLOCK", 2)
+    return asked
+
+
+def test_variance_goes_on_where_it_was(runs, tmp_path, capsys, asked_for):
+    arguments = ["variance", runs / "gmm-rks", "--draws", "5", "--out", tmp_path]
+    analyze(capsys, *arguments)
+    before = results(tmp_path, "variance")
+    num_batches = len(asked_for)
+    assert num_batches == 3
+    stored = sorted((tmp_path / "variance-scores").rglob("*.npy"))
+    assert len(stored) == 3 * num_batches
+    stored[1].unlink()
+    asked_for.clear()
+    analyze(capsys, *arguments)
+    assert asked_for == [[2, 3]] + [[]] * (num_batches - 1)
+    assert results(tmp_path, "variance") == before
+
+
+@pytest.mark.parametrize("name", ["gmm-rks", "fastfood-prf"])
+def test_more_draws_start_from_those_that_are_there(runs, tmp_path, capsys, asked_for, name):
+    def rows(draws, folder):
+        analyze(capsys, "variance", runs / name, "--draws", draws, "--limit", 20, "--out", tmp_path / folder)
+        return results(tmp_path / folder, "variance")
+
+    few = rows(3, "grown")
+    asked_for.clear()
+    many = rows(7, "grown")
+    assert set(map(tuple, asked_for)) == {(3, 4, 5, 6)}
+    assert many == rows(7, "at once")
+    asked_for.clear()
+    assert rows(3, "grown") == few
+    assert not any(asked_for)
+
+
+def test_the_first_part_is_computed_once_a_batch(runs, tmp_path, capsys, asked_for, monkeypatch):
+    calls, compute = [], SequenceEmbedding.forward
+    monkeypatch.setattr(SequenceEmbedding, "forward", lambda *a, **k: calls.append(1) or compute(*a, **k))
+    analyze(capsys, "variance", runs / "gmm-rks", "--draws", "6", "--out", tmp_path)
+    assert len(calls) == len(asked_for)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from klformer.cli.main import main
+from klformer.analysis.variance import command as variance
+
+variance.BLOCK, saved, save = 2, [], np.save
+
+def save_some(path, scores):
+    if len(saved) == 3:
+        path.write_bytes(b"half of a file")
+        os.kill(os.getpid(), signal.SIGKILL)
+    saved.append(path)
+    save(path, scores)
+
+np.save = save_some
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_analysis_goes_on_to_the_same_numbers(runs, tmp_path, capsys, asked_for):
+    arguments = ["variance", str(runs / "gmm-prf"), "--draws", "4", "--out"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "analyze", *arguments, str(tmp_path / "killed")], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "variance.json").exists()
+    analyze(capsys, *arguments, tmp_path / "killed")
+    assert asked_for[:2] == [[], [2, 3]]
+    analyze(capsys, *arguments, tmp_path / "whole")
+    assert results(tmp_path / "killed", "variance") == results(tmp_path / "whole", "variance")
+
+
+@pytest.mark.parametrize("name", ["gmm-rks", "fastfood-prf", "softmax"])
+def test_the_first_part_is_computed_once_and_changes_nothing(runs, name, monkeypatch):
+    calls, compute = [], SequenceEmbedding.forward
+    monkeypatch.setattr(SequenceEmbedding, "forward", lambda *a, **k: calls.append(1) or compute(*a, **k))
+    loaded = load_run(runs / name, SilentReporter())
+    batch = collate(loaded.task.load("validation"), np.arange(7))
+    with evaluating(loaded.model):
+        together = scores_of_draws(loaded.model, batch, range(3), seed=1)
+        assert len(calls) == 1
+        for draw in range(3):
+            alone = scores_of_draws(loaded.model, batch, [draw], seed=1)
+            torch.testing.assert_close(together[draw], alone[0], atol=1e-6, rtol=1e-5)
+        with torch.no_grad():
+            assert torch.equal(class_scores(loaded.model, batch), alone[0]), "the model is as before"
+    assert len(calls) == 5
+    if name != "softmax":
+        assert not torch.allclose(together[0], together[1])
+
+
+def test_evaluation_agrees_with_the_scores(runs):
+    loaded = load_run(runs / "gmm-prf", SilentReporter())
+    examples = loaded.task.load("validation")
+    result = evaluate(
+        loaded.model, examples, accelerator=Accelerator(cpu=True), batch_size=16, num_classes=9, draws=3, seed=0
+    )
+    with evaluating(loaded.model):
+        scores = scores_of_draws(loaded.model, collate(examples, np.arange(len(examples))), range(3), seed=0)
+    labels = torch.from_numpy(examples.labels)
+    torch.testing.assert_close(torch.tensor(result.accuracies), (scores.argmax(-1) == labels).float().mean(1))
+    losses = torch.nn.functional.cross_entropy(scores.movedim(-1, 1), labels.expand(3, -1))
+    assert result.loss == pytest.approx(losses.item(), rel=1e-5)
+
+
+def test_eigenvalues_beside_those_at_initialisation(runs, tmp_path, capsys):
+    folders = [runs / name for name in ATTENTIONS]
+    out = analyze(capsys, "eigenvalues", *folders, "--quick", "--out", tmp_path)
+    assert "softmax has no frequencies; left out" in out
+    rows = results(tmp_path, "eigenvalues")
+    assert len(rows) == 3 * 2 * 4
+    assert all(0 <= row["minimum"] <= row["mean"] <= row["maximum"] for row in rows)
+    trained = [row for row in rows if row["run"] == "gmm-rks"]
+    assert any(row["mean"] != row["initial_mean"] for row in trained)
+
+
+def test_kernel(runs, tmp_path, capsys):
+    analyze(capsys, "kernel", runs / "gmm-prf", "--quick", "--out", tmp_path)
+    profiles = results(tmp_path, "kernel-profiles")
+    assert all(row["trained"] == pytest.approx(1) for row in profiles if abs(row["delta"]) < 1e-9)
+    assert len(results(tmp_path, "kernel-frequencies")) == 2 * 4
+    weights = results(tmp_path, "kernel-attention")
+    assert sum(row["weight"] for row in weights) == pytest.approx(2 * 4)
+
+
+@pytest.fixture(scope="module")
+def milestones(tmp_path_factory):
+    """Two runs that kept their milestones, of which one has reached none; what counts are 10% and 99%."""
+    home = tmp_path_factory.mktemp("milestones")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KLFORMER_DATA", str(home / "data"))
+        patch.setattr("klformer.training.trainer.MILESTONES", (10, 99))
+        patch.setattr("klformer.analysis.gradients.command.MILESTONES", (10, 99))
+        options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", str(home), "--name"]
+        main(
+            ["train", *options, "longer", "--training.max-steps", "60", "--optimiser.learning-rate", "0.01"],
+        )
+        main(["train", *options, "nowhere"])
+        for checkpoint in (home / "nowhere" / "checkpoints").glob("reached*"):
+            shutil.rmtree(checkpoint)
+        yield home
+
+
+def test_gradients_at_the_milestones(milestones, tmp_path, capsys):
+    reached = json.loads((milestones / "longer" / "result.json").read_text())["first_reached"]
+    assert "10" in reached
+    out = analyze(capsys, "gradients", milestones / "longer", "--quick", "--out", tmp_path)
+    first, second = results(tmp_path, "gradients")
+    assert (first["reached"], first["step"], first["task"]) == (10, reached["10"], "sparsity 0.5")
+    assert 0 < first["per_pass_deviation"] < first["per_example_deviation"]
+    assert 0 < first["per_pass_mean_absolute"] < first["per_example_mean_absolute"]
+    assert (second["reached"], second["step"], second["per_pass_deviation"]) == (99, None, None)
+    assert all(word in out for word in ("per pass", "per example", "not reached"))
+    caption = json.loads((tmp_path / "gradients.json").read_text())["caption"]
+    assert "per pass, one value a draw" in caption
+    assert "per example, one value a draw and example" in caption
+
+
+def test_a_run_that_reached_no_milestone_keeps_its_place_and_its_curve(milestones, tmp_path, capsys, monkeypatch):
+    figures, original = [], gradients.write_results
+    monkeypatch.setattr(gradients, "write_results", lambda *a, **k: figures.append(k["figure"]) or original(*a, **k))
+    out = analyze(capsys, "gradients", milestones / "nowhere", "--quick", "--out", tmp_path)
+    assert "-: not reached" in out
+    rows = results(tmp_path, "gradients")
+    assert [(row["run"], row["reached"], row["step"]) for row in rows] == [("nowhere", 10, None), ("nowhere", 99, None)]
+    with (tmp_path / "gradients.csv").open() as file:
+        assert [row["per_pass_deviation"] for row in csv.DictReader(file)] == ["", ""]
+    curve = figures[0].axes[0].lines[0]
+    assert len(curve.get_xdata()) > 0
+
+
+def test_the_bar_of_the_gradients_moves_with_every_draw(milestones, tmp_path, capsys, monkeypatch):
+    moved, totals = [], []
+
+    class Bar(gradients.Progress):
+        def add_task(self, *arguments, total, **named):
+            totals.append(total)
+            return super().add_task(*arguments, total=total, **named)
+
+        def advance(self, *arguments):
+            moved.append(1)
+            super().advance(*arguments)
+
+    monkeypatch.setattr(gradients, "Progress", Bar)
+    folders = [milestones / "longer", milestones / "nowhere"]
+    analyze(capsys, "gradients", *folders, "--draws", "3", "--examples", "4", "--out", tmp_path)
+    assert totals == [3]
+    assert len(moved) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["variance", "RUNS/softmax"], "none of the runs has noise to draw"),
+        (["variance", "RUNS/gmm-rks", "--draws", "1"], "draws must be at least 2, got 1"),
+        (["variance", "RUNS/gmm-rks", "--limit", "0"], "limit must be at least 1, got 0"),
+        (["eigenvalues", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["kernel", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["kernel", "RUNS/gmm-rks", "--quick", "--draws", "-3"], "draws must be at least 1, got -3"),
+        (["gradients", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["gradients", "RUNS/gmm-rks", "--examples", "0"], "examples must be at least 1, got 0"),
+        (["gradients"], "runs must be one folder or more, got none"),
+        (["mse", "--draws", "1"], "draws must be at least 2, got 1"),
+        (["turing", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["turing", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["variance", "RUNS/nowhere"], "nowhere is not a run: it has no config.json"),
+        (["eigenvalues", "RUNS/softmax"], "none of the runs has frequencies"),
+        (["kernel", "RUNS/softmax"], "softmax has no frequencies to look at"),
+        (
+            ["kernel", "RUNS/gmm-rks", "--example", "1000", "--quick"],
+            "at least 0 and below 45, got 1000",
+        ),
+    ],
+)
+def test_what_cannot_be_analysed_is_said(runs, tmp_path, capsys, arguments, message):
+    arguments = [argument.replace("RUNS", str(runs)) for argument in arguments]
+    with pytest.raises(SystemExit):
+        main(["analyze", *arguments, "--out", str(tmp_path)])
+    assert message in capsys.readouterr().err
+
+
+QUICK = {
+    "variance": (variance, ("draws", "limit")),
+    "eigenvalues": (eigenvalues, ("draws",)),
+    "kernel": (kernel, ("draws",)),
+    "gradients": (gradients, ("examples", "draws")),
+    "turing": (turing, ("seeds", "max_samples")),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_given_wins_over_quick_and_the_help_says_what_is_not(name, capsys):
+    module, options = QUICK[name]
+    with pytest.raises(SystemExit):
+        main(["analyze", name, "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for option in options:
+        count = getattr(module, option.upper())
+        assert count.choose(None, quick=False) == count.full
+        assert count.choose(None, quick=True) == count.quick
+        assert count.choose(7, quick=True) == count.choose(7, quick=False) == 7
+        assert f"{'all' if count.full is None else count.full}, or {count.quick} with --quick" in shown
+
+
+def test_quick_with_an_option(runs, tmp_path, capsys):
+    out = analyze(capsys, "variance", runs / "gmm-rks", "--quick", "--draws", "3", "--limit", "11", "--out", tmp_path)
+    assert "variance over 3 draws" in out
+    assert results(tmp_path, "variance")[0]["examples"] == 11
+    analyze(capsys, "eigenvalues", runs / "gmm-rks", "--quick", "--draws", "3", "--out", tmp_path)
+    analyze(capsys, "kernel", runs / "gmm-rks", "--quick", "--draws", "3", "--out", tmp_path)
+    for name in ("variance", "eigenvalues", "kernel-profiles"):
+        assert json.loads((tmp_path / f"{name}.json").read_text())["settings"]["draws"] == 3

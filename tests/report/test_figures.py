@@ -1,0 +1,106 @@
+"""Figures of the report: what stands where, before it becomes SVG."""
+
+import itertools
+
+import pytest
+from matplotlib import pyplot as plt
+from report_support import make_run
+
+from klformer.report.collect import collect
+from klformer.report.drawing import Artist, look
+from klformer.report.figures import Bubble, draw_bubbles, draw_memory_by_task, draw_variance
+from klformer.report.settings import make_settings
+
+
+class Keeper(Artist):
+    """Keeps figures open in place of writing them."""
+
+    def __init__(self, attentions=()):
+        super().__init__(None, attentions)
+        self.kept, self.captions = [], []
+
+    def finish(self, figure, name, title, caption):
+        self.kept.append(figure)
+        self.captions.append(caption)
+        figure.draw_without_rendering()
+
+
+@pytest.fixture
+def keeper():
+    keeper = Keeper(("softmax", "gmm-rks", "performer"))
+    yield keeper
+    for figure in keeper.kept:
+        plt.close(figure)
+
+
+def boxes(artists):
+    return [artist.get_window_extent() for artist in artists if artist.get_visible()]
+
+
+#: As measured on Text, and further apart.
+GAINS = [(0.99504, 0.99824, 1.00470), (1.0, 1.0, 1.11220), (0.5, 0.9), (1.0, 1.0)]
+
+
+@pytest.mark.parametrize("gains", GAINS)
+def test_figures_of_voting_gain_can_be_read(keeper, gains):
+    rows = [
+        {"run": f"run{n}", "attention": f"a{n}", "rsd": 0.1, "pi": 12.5, "agv": agv, "voting_accuracy": 0.6}
+        for n, agv in enumerate(gains)
+    ]
+    draw_variance(keeper, "text", "Text", rows, "")
+    (figure,) = keeper.kept
+    with look("test"):
+        for axes in figure.axes:
+            bars, labels = boxes(axes.patches), boxes(axes.texts)
+            assert not any(bar.overlaps(label) for bar in bars if bar.width > 0 for label in labels)
+            assert all(axes.bbox.x0 - 1 <= label.x0 and label.x1 <= axes.bbox.x1 + 6 for label in labels)
+            ticks = [box for tick in axes.xaxis.get_major_ticks() for box in boxes([tick.label1]) if box.width]
+            assert len(ticks) >= 2
+            assert all(left.x1 + 2 < right.x0 for left, right in itertools.pairwise(ticks))
+    gain = next(axes for axes in figure.axes if axes.get_title() == "AGV")
+    assert [text.get_text() for text in gain.texts] == [f"{agv:.4f}"[:6] if agv < 1 else f"{agv:.3f}" for agv in gains]
+
+
+def many_settings(folder, count):
+    """Attentions of which only softmax was run everywhere."""
+    for steps in range(1, count + 1):
+        make_run(folder / f"softmax-{steps}", "softmax", training={"max_steps": steps})
+    for name in ("gmm-rks", "performer"):
+        make_run(folder / name, name, training={"max_steps": 1})
+    return make_settings(collect([folder]).runs)
+
+
+def test_memory_has_room_for_the_bars_that_there_are_only(keeper, tmp_path):
+    draw_memory_by_task(keeper, many_settings(tmp_path, 7))
+    (figure,) = keeper.kept
+    (axes,) = figure.axes
+    places = sorted(bar.get_y() + bar.get_height() / 2 for bar in axes.patches)
+    assert len(places) == 9
+    assert all(0.99 <= right - left < 2 for left, right in itertools.pairwise(places))
+    bottom, top = axes.get_ylim()
+    assert top <= places[0] - 0.5
+    assert places[-1] + 0.5 <= bottom
+    assert bottom - top < len(places) + 4
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["softmax", "gmm-rks", "performer"]
+    assert figure.get_size_inches()[1] < 4
+    assert "room" not in keeper.captions[0]
+
+
+def test_memory_of_many_settings_is_bounded_and_says_what_it_leaves_out(keeper, tmp_path):
+    draw_memory_by_task(keeper, many_settings(tmp_path, 31))
+    (figure,) = keeper.kept
+    assert figure.get_size_inches()[1] < 12
+    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches}
+    assert len(looks) == 21
+    assert keeper.captions[0].endswith("see the tables of the settings V, W, X, Y, Z, AA, AB, AC, AD, AE.")
+
+
+@pytest.mark.parametrize("accuracies", [(100.0, 99.7, 100.0), (100.0,), (50.0, 100.0), (60.0, 61.0)])
+def test_no_accuracy_above_100(keeper, accuracies):
+    names = ("softmax", "gmm-rks", "performer")
+    bubbles = [Bubble(name, accuracy, 2.0**28, 1.0) for name, accuracy in zip(names, accuracies, strict=False)]
+    draw_bubbles(keeper, "bubbles", "Title", bubbles, "relative to softmax")
+    low, high = keeper.kept[0].axes[0].get_xlim()
+    assert max(accuracies) < high <= 100.5
+    assert low < min(accuracies)
+    assert high - low >= 5

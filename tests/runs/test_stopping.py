@@ -1,0 +1,168 @@
+"""Runs that stop: at a target, by signals, by numbers that are not finite, by disks."""
+
+import errno
+import os
+import signal
+
+import pytest
+from disk_support import small_disk
+from run_support import (
+    assert_same_state,
+    calling_at,
+    contents,
+    final_state,
+    poison_gradients,
+    terminate,
+    tiny,
+    without_speed,
+)
+
+from klformer.errors import DataError, FileError, Interrupted, RunError
+from klformer.runs.train import train_run
+from klformer.training import trainer as trainer_module
+from klformer.training.log import read_lines
+from klformer.training.progress import SilentReporter
+
+
+def test_a_target_stops_early(tmp_path):
+    result = train_run(tiny(tmp_path, target_accuracy=0.01), tmp_path / "run", resume=False, reporter=SilentReporter())
+    assert result["steps"] == 4
+
+
+def test_what_fails_before_the_first_step_leaves_no_run(tmp_path):
+    config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
+    impossible = config.model_copy(update={"data": config.data.model_copy(update={"test_limit": 46})})
+    with pytest.raises(DataError, match="test_limit is 46, but there are 45 examples"):
+        train_run(impossible, folder, resume=False, reporter=SilentReporter())
+    odd = tiny(tmp_path, "gmm-rks:num_frequencies=7", max_steps=2)
+    with pytest.raises(ValueError, match="multiple of num_components=2, got 7"):
+        train_run(odd, folder, resume=False, reporter=SilentReporter())
+    assert contents(folder) == {}
+    assert train_run(config, folder, resume=False, reporter=SilentReporter())["steps"] == 2
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"can't write to .*file/run"):
+        train_run(tiny(tmp_path), tmp_path / "file" / "run", resume=False, reporter=SilentReporter())
+
+
+def test_a_full_disk_is_named(tmp_path):
+    config, folder = tiny(tmp_path), tmp_path / "small" / "run"
+    folder.parent.mkdir()
+    train_run(config, tmp_path / "large", resume=False, reporter=SilentReporter())
+    with (
+        small_disk(folder.parent, 4096),
+        pytest.raises(FileError, match=r"can't write .*/run/initial\.safetensors: the disk is full"),
+    ):
+        train_run(config, folder, resume=False, reporter=SilentReporter())
+
+
+@pytest.mark.parametrize("file", ["config.json", "initial.safetensors", "metrics.jsonl", "result.json"])
+def test_a_file_of_a_run_that_can_not_be_written_is_named(tmp_path, file, monkeypatch):
+    folder, replace = tmp_path / "run", os.replace
+
+    def refuse(source, target):
+        if target == folder / file:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(FileError, match=f"can't write {folder}/{file}: .*"):
+        train_run(tiny(tmp_path, max_steps=1), folder, resume=False, reporter=SilentReporter())
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path, monkeypatch):
+    scores, calls = trainer_module.class_scores, []
+
+    def poisoned(model, batch):
+        calls.append(batch)
+        return scores(model, batch) * (float("nan") if len(calls) == 5 else 1.0)
+
+    monkeypatch.setattr(trainer_module, "class_scores", poisoned)
+    with pytest.raises(
+        RunError, match=r"the loss is nan at step 5; the last good checkpoint is .*step-00000003"
+    ) as caught:
+        train_run(tiny(tmp_path), tmp_path / "run", resume=False, reporter=SilentReporter())
+    for index in calls[-1].ids.tolist():
+        assert str(index) in str(caught.value)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(tmp_path, monkeypatch, clip_norm):
+    calls = poison_gradients(monkeypatch, at=3)
+    message = "the norm of the gradient is nan at step 3; the last good checkpoint is .*step-00000002"
+    config = tiny(tmp_path, clip_norm=clip_norm, checkpoint_every=1)
+    with pytest.raises(RunError, match=message) as caught:
+        train_run(config, tmp_path / "run", resume=False, reporter=SilentReporter())
+    assert all(str(index) in str(caught.value) for index in calls[-1].ids.tolist())
+    assert all(tensor.isfinite().all() for tensor in final_state(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
+    config = tiny(tmp_path, schedule=schedule, log_every=4)
+    train_run(config, tmp_path / "straight", resume=False, reporter=SilentReporter())
+    scores, calls = trainer_module.class_scores, []
+
+    def interrupting(model, batch):
+        calls.append(batch)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return scores(model, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "class_scores", interrupting)
+        with pytest.raises(Interrupted, match="SIGTERM: stopped after step 5, state saved in"):
+            train_run(config, tmp_path / "run", resume=False, reporter=SilentReporter())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    train_run(config, tmp_path / "run", resume=True, reporter=SilentReporter())
+    assert_same_state(final_state(tmp_path / "straight"), final_state(tmp_path / "run"))
+    logs = [without_speed(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("straight", "run")]
+    assert logs[0] == logs[1]
+
+
+@pytest.fixture
+def _ctrl_c():
+    """Ctrl-C as on a terminal; a shell makes what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+def test_interrupting_the_final_evaluation_says_that_training_is_complete(tmp_path, monkeypatch):
+    config, folder = tiny(tmp_path), tmp_path / "run"
+    evaluate = trainer_module.Trainer.evaluate
+
+    def interrupted(self, examples, *, draws=None):
+        if draws is not None:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(self, examples, draws=draws)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.Trainer, "evaluate", interrupted)
+        with pytest.raises(Interrupted, match=r"training is complete \(10 steps\), .*; --resume evaluates"):
+            train_run(config, folder, resume=False, reporter=SilentReporter())
+    assert train_run(config, folder, resume=True, reporter=SilentReporter())["steps"] == 10
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_is_not_lost(tmp_path, monkeypatch):
+    save = trainer_module.Trainer._save
+    monkeypatch.setattr(trainer_module.Trainer, "_save", calling_at(1, terminate, save))
+    with pytest.raises(Interrupted, match=r"training is complete \(2 steps\)"):
+        train_run(tiny(tmp_path, max_steps=2), tmp_path / "run", resume=False, reporter=SilentReporter())
+
+
+def test_a_second_signal_stops_at_once(tmp_path, monkeypatch):
+    def twice():
+        terminate()
+        terminate()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "class_scores", calling_at(5, twice, trainer_module.class_scores))
+        with pytest.raises(Interrupted, match="stopped at once, in the middle of a step"):
+            train_run(tiny(tmp_path), tmp_path / "run", resume=False, reporter=SilentReporter())
+    train_run(tiny(tmp_path), tmp_path / "straight", resume=False, reporter=SilentReporter())
+    train_run(tiny(tmp_path), tmp_path / "run", resume=True, reporter=SilentReporter())
+    assert_same_state(final_state(tmp_path / "straight"), final_state(tmp_path / "run"))
