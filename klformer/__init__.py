@@ -9,6 +9,7 @@ from klformer.attention import (
 )
 from klformer.models import TransformerDecoder, TransformerEncoder
 from klformer.noise import resample
+from klformer.ops.spectral_product import spectral_product
 
 __version__ = "0.1.0"
 
@@ -21,4 +22,5 @@ __all__ = [
     "attention_options",
     "build_attention",
     "resample",
+    "spectral_product",
 ]

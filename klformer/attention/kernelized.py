@@ -5,111 +5,144 @@ rbf-rks  performer                                                              
 linear-elu                                                                        a fixed map without frequencies
 """
 
-import inspect
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
-from klformer.attention.base import ATTENTIONS, AttentionEntry, AttentionMechanism
+from klformer.attention.base import (
+    ATTENTIONS,
+    AttentionEntry,
+    AttentionMechanism,
+    AttentionSizes,
+    keyword_options,
+)
 from klformer.checks import check_choice
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
-from klformer.ops.decoding import SpectralState
+from klformer.kernels.kernel import Role
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import decoding
+from klformer.ops.spectral_product.state import KeyValueState
 
-#: Options of a kernel by its map. RKS is smoothed by 1, as in the authors' code: see docs/decisions.md for what
-#: happens without.
-MAP_OPTIONS: dict[str, dict[str, Any]] = {
-    "rks": {"smoothing": 1.0},
-    "prf": {"norm_coefficient": 1.0},
-}
 #: Options of every kernel whose distribution is learned.
-LEARNED_OPTIONS: dict[str, Any] = {"frozen": False}
+LEARNED_OPTIONS: Mapping[str, Any] = {"frozen": False}
+#: A learnable distribution gets an attention with each of these.
+MAPS_WITH_FREQUENCIES = [name for name in FEATURE_MAPS if FEATURE_MAPS[name].needs_frequencies]
 
 
 class KernelizedAttention(AttentionMechanism):
     """Attention with a kernel of finitely many features, linear in the length."""
 
-    def __init__(
-        self, kernel: Kernel, *, num_heads: int, head_dim: int, value_dim: int | None = None, max_len: int | None = None
-    ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+    supports_key_bias = True
+
+    def __init__(self, sizes: AttentionSizes, kernel: Kernel) -> None:
+        super().__init__(sizes)
         self.kernel = kernel
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         return self.kernel.attend(q, k, v, key_mask=key_mask, causal=causal)
 
-    def features(self, x: Tensor, role: Literal["query", "key"] = "query") -> Tensor:
-        """Explicit features; the same for queries and keys, whose maps differ in no kernel so far."""
+    def attend_weighted(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, key_bias: Tensor, causal: bool
+    ) -> Tensor:
+        return self.kernel.attend(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
+
+    def features(self, x: Tensor, role: Role) -> Tensor:
         check_choice("role", role, ("query", "key"))
         if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
             expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
             raise ArgumentError(f"x must have shape {expected}, got {tuple(x.shape)}")
-        return self.kernel.features(x)
+        return self.kernel.features(x, role)
 
-    def initial_state(self, batch_size: int) -> SpectralState:
-        return self.kernel.decoder().initial_state(
-            batch_size, self.num_heads, self.head_dim, self.value_dim, self._anchor
+    def initial_state(self, batch_size: int) -> KeyValueState:
+        return decoding.initial_state(
+            self.kernel.present(),
+            batch_size=batch_size,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            like=self._anchor,
         )
 
-    def absorb(self, state: SpectralState, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> SpectralState:
-        return self.kernel.decoder().absorb(state, k, v, key_mask)
+    def absorb(
+        self,
+        state: KeyValueState,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
+    ) -> KeyValueState:
+        return self.kernel.absorb(self.kernel.present(), state, k, v, key_mask=key_mask, key_bias=key_bias)
 
-    def read(self, state: SpectralState, q: Tensor) -> Tensor:
-        return self.kernel.decoder().read(state, q)
+    def read(self, state: KeyValueState, q: Tensor) -> Tensor:
+        return decoding.read(self.kernel.present(), state, q)
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SpectralState) -> tuple[Tensor, SpectralState]:
-        decoder = self.kernel.decoder()  # once for both
-        state = decoder.absorb(state, k_t, v_t)
-        return decoder.read(state, q_t), state
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueState) -> tuple[Tensor, KeyValueState]:
+        present = self.kernel.present()  # once for both
+        state = self.kernel.absorb(present, state, k_t, v_t)
+        return decoding.read(present, state, q_t), state
 
 
-def register_kernel(
+def register_spectrum(name: str, spectrum: type[SpectralDistribution]) -> None:
+    """Give a learnable distribution a name. Its attentions are called `name-rks` and `name-prf`, and their options are
+    the keywords of its constructor besides num_heads and head_dim.
+
+    Raises:
+        ArgumentError: a name is taken, or an option has no default.
+        ArgumentTypeError: it is not a distribution.
+    """
+    if not (isinstance(spectrum, type) and issubclass(spectrum, SpectralDistribution)):
+        raise ArgumentTypeError(f"spectrum must be a subclass of SpectralDistribution, got {spectrum!r}")
+    SPECTRA.add(name, spectrum)
+    for feature_map in MAPS_WITH_FREQUENCIES:
+        _register_learned(name, feature_map)
+
+
+def _register_learned(name: str, feature_map: str) -> None:
+    summary = f"learned {name} distribution, {feature_map.upper()} features"
+    _register_kernel(f"{name}-{feature_map}", SPECTRA[name], feature_map, summary, learned=True)
+
+
+def _register_kernel(
     name: str,
     spectrum: type[SpectralDistribution] | None,
     feature_map: str,
     summary: str,
     *,
     learned: bool = False,
-    **defaults: Any,
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Give a name to (distribution x map). Its options are those of both; `defaults` replace the distribution's own."""
-    kernel_options = MAP_OPTIONS.get(feature_map, {}) | (LEARNED_OPTIONS if learned else {})
+    """Give a name to (distribution x map). Its options are those of both; `defaults` replace their own."""
+    kernel_options = dict(FEATURE_MAPS[feature_map].options) | dict(LEARNED_OPTIONS if learned else {})
     spectrum_options: dict[str, Any] = {}
     if spectrum is not None:
-        parameters = inspect.signature(spectrum).parameters
-        spectrum_options = {key: p.default for key, p in parameters.items() if key not in ("num_heads", "head_dim")}
+        spectrum_options = keyword_options(spectrum, but=("num_heads", "head_dim"))
         spectrum_options |= spectrum.defaults_by_map.get(feature_map, {})
-    options = spectrum_options | kernel_options | defaults
+    options = spectrum_options | kernel_options | dict(defaults or {})
 
-    def build(
-        *, num_heads: int, head_dim: int, value_dim: int | None, max_len: int | None, **chosen: Any
-    ) -> AttentionMechanism:
+    def build(sizes: AttentionSizes, **chosen: Any) -> AttentionMechanism:
         values = options | chosen
         made = None
         if spectrum is not None:
-            made = spectrum(num_heads=num_heads, head_dim=head_dim, **{key: values[key] for key in spectrum_options})
+            own = {key: values[key] for key in spectrum_options}
+            made = spectrum(num_heads=sizes.num_heads, head_dim=sizes.head_dim, **own)
         kernel = Kernel(feature_map, made, **{key: values[key] for key in kernel_options})
-        return KernelizedAttention(kernel, num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        return KernelizedAttention(sizes, kernel)
 
-    ATTENTIONS.add(name, AttentionEntry(build, options, summary))
+    ATTENTIONS.add(name, AttentionEntry(build, KernelizedAttention, options, summary))
 
 
-for _map in ("rks", "prf"):
+for _map in MAPS_WITH_FREQUENCIES:
     for _name in SPECTRA:
-        register_kernel(
-            f"{_name}-{_map}",
-            SPECTRA[_name],
-            _map,
-            f"learned {_name} distribution, {_map.upper()} features",
-            learned=True,
-        )
-register_kernel("rbf-rks", GaussianSpectrum, "rks", "fixed Gaussian kernel, RKS features")
-register_kernel(
+        _register_learned(_name, _map)
+_register_kernel("rbf-rks", GaussianSpectrum, "rks", "fixed Gaussian kernel, RKS features")
+_register_kernel(
     "performer",
     GaussianSpectrum,
     "prf",
     "fixed softmax kernel, orthogonal positive features (Performer)",
-    coupling="orthogonal",
-    norm_coefficient=0.5,
+    defaults={"coupling": "orthogonal", "norm_coefficient": 0.5},
 )
-register_kernel("linear-elu", None, "elu", "fixed map elu(x) + 1 (LinearElu)")
+_register_kernel("linear-elu", None, "elu", "fixed map elu(x) + 1 (LinearElu)")

@@ -12,7 +12,7 @@ Not: causal, because every row mixes all positions; decoding.
 import torch
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_count, check_flag
 from klformer.ops.softmax_attention import attend, hide
 
@@ -32,18 +32,15 @@ class LinformerAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         rank: int = 16,
         share_kv: bool = True,
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("rank", rank)
         check_flag("share_kv", share_kv)
-        assert max_len is not None  # checked by the base class
+        max_len = sizes.known_max_len()
         self.key_projection = nn.Parameter(nn.init.xavier_uniform_(torch.empty(max_len, rank)))
         self.value_projection: nn.Parameter | None = None
         if not share_kv:
@@ -61,4 +58,4 @@ def _project(x: Tensor, projection: Tensor) -> Tensor:
     return projection[: x.shape[2]].T.to(x.dtype) @ x
 
 
-register_mechanism("linformer", LinformerAttention, "keys and values projected to a few rows (Linformer)")
+register_attention("linformer", LinformerAttention, "keys and values projected to a few rows (Linformer)")

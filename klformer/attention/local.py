@@ -7,11 +7,12 @@ Complexity: O(L b) in time and memory, for blocks of b tokens.
 Supports: causal (but for strided blocks), padding, any length. Not: other keys than its own sequence's, decoding.
 """
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities, register_attention
 from klformer.checks import check_choice, check_count
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import hide
@@ -34,20 +35,22 @@ class LocalAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         block_size: int = 50,
         layout: Literal["blocks", "sliding", "strided"] = "blocks",
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("block_size", block_size)
         check_choice("layout", layout, LAYOUTS)
         self.block_size = block_size
         self.layout = layout
-        self.supports_causal = layout != "strided"  # its blocks would tell how long the sequence is
+        self.supports_causal = self.capabilities(layout=layout).causal
+
+    @classmethod
+    def capabilities(cls, **options: Any) -> Capabilities:
+        # The blocks of the strided layout would tell how long the sequence is.
+        return replace(super().capabilities(), causal=options.get("layout") != "strided")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         k, v = hide(k, key_mask), hide(v, key_mask)
@@ -76,4 +79,4 @@ class LocalAttention(AttentionMechanism):
         return join(out.transpose(1, 3), length)
 
 
-register_mechanism("local", LocalAttention, "softmax attention inside blocks")
+register_attention("local", LocalAttention, "softmax attention inside blocks")

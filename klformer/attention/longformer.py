@@ -12,7 +12,7 @@ Supports: causal (the past half of the window), padding, any length. Not: other 
 import torch
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
@@ -32,15 +32,12 @@ class LongformerAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         window: int = 512,
         num_global: int = 1,
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("window", window, minimum=2)
         check_count("num_global", num_global, minimum=0)
         if window % 2:
@@ -91,4 +88,4 @@ class LongformerAttention(AttentionMechanism):
         return join(attend_blocks(cut(q, size), keys, values, visible), length)
 
 
-register_mechanism("longformer", LongformerAttention, "sliding window and a global CLS token (Longformer)")
+register_attention("longformer", LongformerAttention, "sliding window and a global CLS token (Longformer)")

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.kernels.spectrum import draw_normal
 from klformer.noise import Resampled
-from klformer.ops.softmax_attention import hide, in_full_precision, merge, softmax_weights
+from klformer.ops.precision import full_precision
+from klformer.ops.softmax_attention import hide, merge, softmax_weights
 
 
 class ReformerAttention(AttentionMechanism, Resampled):
@@ -52,16 +53,13 @@ class ReformerAttention(AttentionMechanism, Resampled):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         num_buckets: int = 10,
         chunk_size: int = 10,
         num_rounds: int = 1,
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("num_buckets", num_buckets)
         check_count("chunk_size", chunk_size)
         check_count("num_rounds", num_rounds)
@@ -70,7 +68,7 @@ class ReformerAttention(AttentionMechanism, Resampled):
         self.num_buckets = num_buckets
         self.chunk_size = chunk_size
         self.num_rounds = num_rounds
-        self.register_buffer("rotations", torch.empty(num_rounds, num_heads, head_dim, num_buckets // 2))
+        self.register_buffer("rotations", torch.empty(num_rounds, sizes.num_heads, sizes.head_dim, num_buckets // 2))
         self.resample()
 
     def resample(self, generator: torch.Generator | None = None) -> None:
@@ -80,7 +78,7 @@ class ReformerAttention(AttentionMechanism, Resampled):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         if q.numel() == 0:
             return v * 0
-        with in_full_precision(q) as full:
+        with full_precision(q) as full:
             x, values = hide(q, key_mask).to(full), hide(v, key_mask).to(full)
             keys = unit_vectors(x)
             there = None if key_mask is None else key_mask[:, None].expand(x.shape[:3])
@@ -201,4 +199,4 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
     return rows.view(*index.shape, width)
 
 
-register_mechanism("reformer", ReformerAttention, "attention among tokens that hash alike (Reformer)")
+register_attention("reformer", ReformerAttention, "attention among tokens that hash alike (Reformer)")

@@ -19,11 +19,12 @@ Not: other keys than its own sequence's, decoding step by step.
 import torch
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_count, check_number
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join
+from klformer.ops.precision import full_precision
 from klformer.ops.sinkhorn import log_sinkhorn, mix
-from klformer.ops.softmax_attention import hide, in_full_precision
+from klformer.ops.softmax_attention import hide
 
 
 class SinkhornAttention(AttentionMechanism):
@@ -43,26 +44,25 @@ class SinkhornAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         block_size: int = 50,
         iterations: int = 1,
         temperature: float = 1.0,
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("block_size", block_size)
         check_count("iterations", iterations)
         check_number("temperature", temperature, exclusive=True)
-        assert max_len is not None  # checked by the base class
+        max_len = sizes.known_max_len()
         self.block_size = block_size
         self.iterations = iterations
         self.temperature = temperature
         max_blocks = -(-max_len // block_size)
-        self.sort_weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_heads, head_dim, max_blocks)))
-        self.sort_bias = nn.Parameter(torch.zeros(num_heads, 1, max_blocks))
+        self.sort_weight = nn.Parameter(
+            nn.init.xavier_uniform_(torch.empty(sizes.num_heads, sizes.head_dim, max_blocks))
+        )
+        self.sort_bias = nn.Parameter(torch.zeros(sizes.num_heads, 1, max_blocks))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         length, size = q.shape[2], self.block_size
@@ -87,7 +87,7 @@ class SinkhornAttention(AttentionMechanism):
     def _sort(self, keys: Tensor, values: Tensor, there: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values mixed by R, and which of them there are: (B, N, H, 1, b)."""
         log_matching = self.log_matching(keys, there, causal)
-        with in_full_precision(keys) as full:
+        with full_precision(keys) as full:
             present = there[:, :, 0, 0].expand(keys.shape[0], -1, -1)
             mixed, is_there = mix(log_matching, present, keys.to(full), values.to(full))
         return mixed[0].to(keys.dtype), mixed[1].to(values.dtype), is_there.unsqueeze(3)
@@ -95,7 +95,7 @@ class SinkhornAttention(AttentionMechanism):
     def log_matching(self, keys: Tensor, there: Tensor, causal: bool) -> Tensor:
         """log R (B, H, N, N), rows: blocks of queries, columns: blocks of keys (B, N, H, b, D)."""
         num_blocks = keys.shape[1]
-        with in_full_precision(keys) as full:
+        with full_precision(keys) as full:
             pooled = keys.to(full).sum(3).transpose(1, 2)
             weight, bias = self.sort_weight[..., :num_blocks].to(full), self.sort_bias[..., :num_blocks].to(full)
             # What a block of keys says about where it belongs: (B, H, keys, queries), so transposed.
@@ -107,4 +107,4 @@ class SinkhornAttention(AttentionMechanism):
             return log_sinkhorn(logits, allowed, iterations=self.iterations, causal=causal)
 
 
-register_mechanism("sinkhorn", SinkhornAttention, "own and matched block (Sparse Sinkhorn attention)")
+register_attention("sinkhorn", SinkhornAttention, "own and matched block (Sparse Sinkhorn attention)")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, register_attention
 from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
@@ -54,4 +54,4 @@ class SoftmaxAttention(AttentionMechanism):
         return self.attend(q, state.k, state.v, key_mask=state.key_mask, causal=False)
 
 
-register_mechanism("softmax", SoftmaxAttention, "softmax attention, quadratic (torch's scaled_dot_product_attention)")
+register_attention("softmax", SoftmaxAttention, "softmax attention, quadratic (torch's scaled_dot_product_attention)")

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_choice, check_count
 from klformer.errors import ArgumentError
 from klformer.ops.blocks import block_positions, cut, cut_mask, join, neighbours
-from klformer.ops.softmax_attention import hide, in_full_precision, softmax_weights
+from klformer.ops.precision import full_precision
+from klformer.ops.softmax_attention import hide, softmax_weights
 
 PATTERNS = ("fixed", "strided")
 #: Scores computed at once, over batch, heads, queries and keys.
@@ -44,16 +45,13 @@ class SparseAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         block_size: int = 50,
         num_summary: int = 10,
         pattern: Literal["fixed", "strided"] = "fixed",
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_count("block_size", block_size)
         check_count("num_summary", num_summary)
         check_choice("pattern", pattern, PATTERNS)
@@ -100,7 +98,7 @@ class SparseAttention(AttentionMechanism):
             near_weights, far_weights = weights[..., :num_near], weights[..., num_near:]
             return near_weights @ near_v + far.weighted_sum(far_weights)
 
-        with in_full_precision(q) as full:
+        with full_precision(q) as full:
             far = far.to(full)
             scores_a_block = q.shape[0] * self.num_heads * size * (near[0].shape[3] + far.num_keys)
             step = max(1, SCORES_AT_ONCE // scores_a_block)
@@ -194,4 +192,4 @@ def _rows(x: Tensor, num_blocks: int) -> Tensor:
     return x.view(*x.shape[:2], num_blocks, -1, x.shape[-1]).transpose(1, 2)
 
 
-register_mechanism("sparse", SparseAttention, "neighbours and a thin net over the sequence (Sparse Transformer)")
+register_attention("sparse", SparseAttention, "neighbours and a thin net over the sequence (Sparse Transformer)")

@@ -12,14 +12,16 @@ Complexity: O(L^2) in time. Memory O(L^2), but for factorised-random, whose scor
 Supports: causal, padding, any length up to max_len. Not: other keys than its own sequence's, decoding.
 """
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, register_mechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities, register_attention
 from klformer.checks import check_choice, check_count
-from klformer.ops.softmax_attention import attend, hide, in_full_precision, softmax_weights, visible_keys
+from klformer.ops.precision import full_precision
+from klformer.ops.softmax_attention import attend, hide, softmax_weights, visible_keys
 
 VARIANTS = ("factorised-random", "random", "dense", "factorised-dense")
 
@@ -41,29 +43,30 @@ class SynthesizerAttention(AttentionMechanism):
 
     def __init__(
         self,
+        sizes: AttentionSizes,
         *,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        max_len: int | None = None,
         variant: Literal["factorised-random", "random", "dense", "factorised-dense"] = "factorised-random",
         rank: int = 32,
     ) -> None:
-        super().__init__(num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len)
+        super().__init__(sizes)
         check_choice("variant", variant, VARIANTS)
         check_count("rank", rank)
-        assert max_len is not None  # checked by the base class
+        max_len = sizes.known_max_len()
         self.variant = variant
-        self.uses_queries = variant.endswith("dense")
+        self.uses_queries = self.capabilities(variant=variant).uses_queries
         self.scores: nn.Module
         if variant == "random":
-            self.scores = PositionScores(num_heads, max_len)
+            self.scores = PositionScores(sizes.num_heads, max_len)
         elif variant == "factorised-random":
-            self.scores = FactorisedPositionScores(num_heads, max_len, rank)
+            self.scores = FactorisedPositionScores(sizes.num_heads, max_len, rank)
         elif variant == "dense":
-            self.scores = QueryScores(num_heads, head_dim, max_len)
+            self.scores = QueryScores(sizes.num_heads, sizes.head_dim, max_len)
         else:
-            self.scores = FactorisedQueryScores(num_heads, head_dim, max_len)
+            self.scores = FactorisedQueryScores(sizes.num_heads, sizes.head_dim, max_len)
+
+    @classmethod
+    def capabilities(cls, **options: Any) -> Capabilities:
+        return replace(super().capabilities(), uses_queries=options.get("variant", "").endswith("dense"))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         v = hide(v, key_mask)
@@ -72,7 +75,7 @@ class SynthesizerAttention(AttentionMechanism):
             visible = None if key_mask is None else visible_keys(key_mask, left, right, causal=causal)
             return attend(left, right, v, visible, causal=causal, scale=1.0)
         visible = visible_keys(key_mask, v, v, causal=causal)
-        with in_full_precision(v) as full:
+        with full_precision(v) as full:
             scores = self.scores(q.to(full))
             if visible is None:
                 visible = torch.ones_like(scores, dtype=torch.bool)
@@ -142,6 +145,6 @@ class FactorisedQueryScores(nn.Module):
         return outer * inner
 
 
-register_mechanism(
+register_attention(
     "synthesizer", SynthesizerAttention, "learned attention weights without queries and keys (Synthesizer)"
 )

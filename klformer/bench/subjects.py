@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from klformer.ops.feature_maps import make_feature_map
-from klformer.ops.spectral_product import default_chunk, spectral_product
-from klformer.ops.tiling import Problem, chunk_bounds
+from klformer.ops.envelopes import gaussian_envelope
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
+from klformer.ops.spectral_product import attend as product
+from klformer.ops.spectral_product.chunked.tiling import chunk_bounds, default_chunk, tiles
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,11 @@ def fused(feature_map: str, *, causal: bool) -> Callable[[Operands], Tensor]:
     """The product of this library."""
 
     def attend(x: Operands) -> Tensor:
-        smoothing = 1.0 if feature_map == "rks" else 0.0
-        return spectral_product(x.q, x.k, x.v, x.omega, feature_map=feature_map, smoothing=smoothing, causal=causal)
+        smoothing = torch.ones(1) if feature_map == "rks" else None
+        # The paper's kernel: exp(-|k|^2) is a weight of the key.
+        key_bias = gaussian_envelope(x.k, 1.0) if feature_map == "prf" else None
+        kernel = SpectralKernel(FEATURE_MAPS[feature_map], x.omega, smoothing=smoothing)
+        return product(SpectralOperands(kernel, x.q, x.k, x.v, key_bias=key_bias, causal=causal))
 
     return attend
 
@@ -127,21 +132,19 @@ def forward_and_backward(name: str, operands: Operands) -> Callable[[], None]:
 
 def matrix_products(feature_map: str, operands: Operands) -> Callable[[], None]:
     """The floor: the matrix products of `spectral_product`, in the same pieces, and nothing else."""
-    fmap = make_feature_map(feature_map)
+    fmap = FEATURE_MAPS[feature_map]
     q, k, v, omega = (x.detach() for x in operands.inputs())
-    problem = Problem(q, k, v, omega, mean=None, key_mask=None, feature_map=fmap, smoothing=0.0)
-    rows, length = operands.q.shape[0] * operands.q.shape[1], operands.q.shape[2]
-    num_features, num_frequencies = problem.num_features, problem.num_projections
-    chunk = default_chunk(rows, length, num_features, operands.q.device, causal=False)
+    call = SpectralOperands(SpectralKernel(fmap, omega), q, k, v)
+    length, num_frequencies, chunk = q.shape[2], call.num_projections, default_chunk(call)
 
     def run() -> None:
-        for tile in problem.tiles(chunk):
-            n, columns, head_dim = tile.num_rows, problem.value_columns, omega.shape[-1]
-            phi = torch.ones(fmap.copies * n, chunk, num_frequencies)
-            values = torch.ones(fmap.copies * n, chunk, columns)
+        for tile in tiles(call, chunk):
+            n, columns, head_dim = tile.num_rows, call.value_columns, omega.shape[-1]
+            phi = torch.ones(fmap.parts * n, chunk, num_frequencies)
+            values = torch.ones(fmap.parts * n, chunk, columns)
             d_scores = torch.ones(n, chunk, num_frequencies)
             x, frequencies = torch.ones(n, chunk, head_dim), torch.ones(n, num_frequencies, head_dim)
-            state = torch.zeros(fmap.copies * n, num_frequencies, columns)
+            state = torch.zeros(fmap.parts * n, num_frequencies, columns)
             d_omega = torch.zeros_like(frequencies)
             for start, stop in chunk_bounds(length, chunk):
                 size = stop - start

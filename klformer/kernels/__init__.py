@@ -5,7 +5,7 @@ from klformer.kernels.gaussian import GaussianSpectrum
 from klformer.kernels.generative import GenerativeSpectrum
 from klformer.kernels.gmm import GaussianMixtureSpectrum
 from klformer.kernels.kernel import Kernel
-from klformer.kernels.spectrum import SPECTRA, Frequencies, SpectralDistribution
+from klformer.kernels.spectrum import SPECTRA, SpectralDistribution
 
 SPECTRA.add("gmm", GaussianMixtureSpectrum)
 SPECTRA.add("fastfood", FastFoodSpectrum)
@@ -14,7 +14,6 @@ SPECTRA.add("generative", GenerativeSpectrum)
 __all__ = [
     "SPECTRA",
     "FastFoodSpectrum",
-    "Frequencies",
     "GaussianMixtureSpectrum",
     "GaussianSpectrum",
     "GenerativeSpectrum",

@@ -5,7 +5,7 @@
 
 The paper writes Sigma for S: a square root of the covariance, not the covariance. In its experiments C = 2,
 mu_2 = -mu_1 and S_1 = S_2 ("tied"), for which the kernel is exp(-1/2 |S^T d|^2) cos(mu.d) and RKS needs half of the
-work (see ops/modulation.py).
+work (see ops/spectral_product/chunked/modulation.py).
 """
 
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_flag
 from klformer.errors import ArgumentError
-from klformer.kernels.spectrum import Frequencies, SpectralDistribution, draw_normal
+from klformer.kernels.spectrum import SpectralDistribution, draw_normal
 
 
 class GaussianMixtureSpectrum(SpectralDistribution):
@@ -99,10 +99,8 @@ class GaussianMixtureSpectrum(SpectralDistribution):
             return torch.cat([centred.squeeze(1) + mean, centred.squeeze(1) - mean], dim=-2)
         return (centred + self.mean.unsqueeze(-2)).flatten(1, 2)  # (H, C, M, D) -> (H, R, D)
 
-    def factors(self) -> Frequencies:
-        if not self.tied:
-            return super().factors()
-        return Frequencies(self._centred().squeeze(1), self.mean.squeeze(1))
+    def paired_frequencies(self) -> tuple[Tensor, Tensor] | None:
+        return (self._centred().squeeze(1), self.mean.squeeze(1)) if self.tied else None
 
     def covariance(self) -> Tensor:
         """S S^T of every head and component, (H, C, D, D); tied components are listed once."""

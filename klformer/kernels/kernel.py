@@ -1,4 +1,6 @@
-"""A kernel = a spectral distribution x a feature map; LinearElu's is the one without a distribution."""
+"""A kernel = a spectral distribution x a feature map x an envelope; LinearElu's is the one without a distribution."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -6,9 +8,13 @@ from torch import Tensor, nn
 from klformer.checks import check_choice, check_flag, check_number
 from klformer.errors import ArgumentError
 from klformer.kernels.spectrum import SpectralDistribution
-from klformer.ops.decoding import SpectralDecoder
-from klformer.ops.feature_maps import FEATURE_MAP_NAMES
-from klformer.ops.spectral_product import spectral_product
+from klformer.ops.envelopes import gaussian_envelope
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.precision import full_precision
+from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, decoding, kept_keys
+from klformer.ops.spectral_product.state import KeyValueState
+
+Role = Literal["query", "key"]
 
 
 class Kernel(nn.Module):
@@ -20,7 +26,7 @@ class Kernel(nn.Module):
     Args:
         feature_map: "rks", "prf" or "elu".
         spectrum: Where the frequencies come from; None for "elu".
-        norm_coefficient: c of exp(omega.x - c |x|^2), "prf" only.
+        norm_coefficient: c of the envelope exp(-c |x|^2), for exponential maps ("prf") only.
         smoothing: Constant added to the kernel (its value at distance 0 is 1), "rks" only. Estimates of an RKS kernel
             can be negative, and so can their sum, by which attention divides; from 1 on they can't (the cosines are
             >= -1).
@@ -37,15 +43,15 @@ class Kernel(nn.Module):
         frozen: bool = False,
     ) -> None:
         super().__init__()
-        check_choice("feature_map", feature_map, FEATURE_MAP_NAMES)
-        if (spectrum is None) != (feature_map == "elu"):
+        check_choice("feature_map", feature_map, FEATURE_MAPS)
+        self.feature_map = FEATURE_MAPS[feature_map]
+        if (spectrum is not None) != self.feature_map.needs_frequencies:
             raise ArgumentError(f"feature_map {feature_map!r} does not go with spectrum {spectrum}")
         check_number("norm_coefficient", norm_coefficient)
         check_number("smoothing", smoothing)
         check_flag("frozen", frozen)
-        if smoothing and feature_map != "rks":
+        if smoothing and not self.feature_map.takes_smoothing:
             raise ArgumentError(f"smoothing must be 0 for {feature_map!r}, got {smoothing!r}")
-        self.feature_map = feature_map
         self.spectrum = spectrum
         self.smoothing = smoothing
         self.input_scale = 1.0 if spectrum is None else spectrum.head_dim**-0.25
@@ -54,65 +60,97 @@ class Kernel(nn.Module):
             spectrum.requires_grad_(False)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, causal: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
+        causal: bool = False,
     ) -> Tensor:
-        """Attention with this kernel; shapes as in `spectral_product`."""
-        operands = self.decoder()
-        return spectral_product(
-            q,
-            k,
-            v,
-            operands.omega,
-            feature_map=self.feature_map,
-            mean=operands.mean,
-            key_mask=key_mask,
-            norm_coefficient=operands.norm_coefficient,
-            smoothing=operands.smoothing,
-            causal=causal,
-        )
+        """Attention with this kernel; shapes as in `spectral_product`, to which they must have been checked to fit."""
+        mask = kept_keys(key_mask, key_bias)
+        bias = self.log_weights(k, mask, key_bias)
+        operands = SpectralOperands(self.present(), q, k, v, key_mask=mask, key_bias=bias, causal=causal)
+        return attend(operands)
 
-    def decoder(self) -> SpectralDecoder:
+    def present(self) -> SpectralKernel:
         """The kernel with its present frequencies, the scaling of the inputs folded into them."""
-        omega = mean = None
-        if self.spectrum is not None:
-            with self.spectrum.in_full_precision():
-                # Only RKS has a cheaper form for a tied pair of components.
-                if self.feature_map == "rks":
-                    omega, mean = self.spectrum.factors()
-                else:
-                    omega = self.spectrum.frequencies()
-                omega = omega * self.input_scale
-                mean = None if mean is None else mean * self.input_scale
-        return SpectralDecoder(
-            omega=omega,
-            mean=mean,
-            feature_map=self.feature_map,
-            norm_coefficient=self.norm_coefficient * self.input_scale**2,
-            smoothing=self.smoothing,
-        )
+        if self.spectrum is None:
+            return SpectralKernel(self.feature_map)
+        with full_precision(self.spectrum.anchor()):
+            # Only RKS has a cheaper form for pairs of frequencies.
+            pairs = self.spectrum.paired_frequencies() if self.feature_map.name == "rks" else None
+            omega, offset = (self.spectrum.frequencies(), None) if pairs is None else pairs
+            smoothing = omega.new_full((1,), self.smoothing) if self.smoothing else None
+            return SpectralKernel(
+                self.feature_map,
+                omega=omega * self.input_scale,
+                pair_offset=None if offset is None else offset * self.input_scale,
+                frequency_bias=None if pairs is not None else self.spectrum.log_weights(),
+                smoothing=smoothing,
+            )
 
-    def features(self, x: Tensor) -> Tensor:
-        """Explicit features (B, H, L, F): their inner products are the kernel that attention uses, smoothing included.
+    def absorb(
+        self,
+        present: SpectralKernel,
+        state: KeyValueState,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
+    ) -> KeyValueState:
+        """The state of decoding after more keys (B, H, S, D) and values (B, H, S, E); `present` is `present()`."""
+        mask = kept_keys(key_mask, key_bias)
+        bias = self.log_weights(k, mask, key_bias)
+        return decoding.absorb(present, state, k, v, key_mask=mask, key_bias=bias)
+
+    def log_weights(self, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None = None) -> Tensor | None:
+        """The log-weights of keys (B, H, S, D): their envelope, and those that are given.
+
+        Args:
+            key_mask: (B or 1, H or 1, S), True = keep.
+            key_bias: (B or 1, H or 1, S).
+        """
+        if not self.feature_map.exponential or not self.norm_coefficient:
+            return key_bias
+        envelope = gaussian_envelope(k, self.norm_coefficient * self.input_scale**2, key_mask)
+        return envelope if key_bias is None else envelope + key_bias
+
+    def features(self, x: Tensor, role: Role) -> Tensor:
+        """Explicit features (B, H, L, F): phi(q).phi(k) is what attention weighs a key with, smoothing included, but
+        for a factor of the query that cancels there: an envelope belongs to keys.
 
         For analysis: differentiable, of the size of the whole sequence, and without the shifts that keep attention
         from overflowing.
         """
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if self.spectrum is None:
-            return nn.functional.elu(x) + 1
-        with self.spectrum.in_full_precision():
-            x = x * self.input_scale
-            projections = x @ self.spectrum.frequencies().to(x.dtype).transpose(-1, -2)
-            count = projections.shape[-1] ** 0.5
-            if self.feature_map == "prf":
-                norms = x.square().sum(-1, keepdim=True)
-                return (projections - self.norm_coefficient * norms).exp() / count
-            features = torch.cat([projections.cos(), projections.sin()], dim=-1) / count
+        with full_precision(x) as dtype:
+            x, kernel = x.to(dtype), self.present()
+            if kernel.omega is None:
+                return self.feature_map.explicit(x)
+            assert self.spectrum is not None
+            omega = self.spectrum.frequencies().to(dtype) * self.input_scale
+            scores = x @ omega.transpose(-1, -2)
+            count = omega.shape[-2] ** 0.5
+            log_weight = scores.new_zeros(1)
+            if (frequency_bias := self.spectrum.log_weights()) is not None:
+                log_weight = frequency_bias.to(dtype).unsqueeze(-2) / 2
+            if role == "key" and (bias := self.log_weights(x, None)) is not None:
+                log_weight = log_weight + bias.unsqueeze(-1)
+            features = self.feature_map.explicit(scores, log_weight) / count
             if not self.smoothing:
                 return features
             constant = features.new_full((*features.shape[:-1], 1), self.smoothing**0.5)
             return torch.cat([features, constant], dim=-1)
 
+    def estimate(self, q: Tensor, k: Tensor) -> Tensor:
+        """The kernel itself for all pairs of q (B, H, L, D) and k (B, H, S, D): (B, H, L, S). For analysis."""
+        products = self.features(q, "query") @ self.features(k, "key").transpose(-1, -2)
+        envelope = self.log_weights(q, None)
+        return products if envelope is None else products * envelope.exp().unsqueeze(-1)
+
     def extra_repr(self) -> str:
         options = {"prf": f", norm_coefficient={self.norm_coefficient:g}", "rks": f", smoothing={self.smoothing:g}"}
-        return f"feature_map={self.feature_map!r}{options.get(self.feature_map, '')}"
+        return f"feature_map={self.feature_map.name!r}{options.get(self.feature_map.name, '')}"

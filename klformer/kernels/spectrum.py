@@ -1,16 +1,15 @@
 """Where the frequencies come from: the abstract spectral distribution, and the registry of the learnable ones.
 
 A shift-invariant kernel is the Fourier transform of a distribution of frequencies (Bochner; Eq. 2 of the paper). To
-learn the kernel is to learn the distribution. A new one is one file, a subclass with `resample` and `frequencies`,
-and a line in `kernels/__init__.py`:
+learn the kernel is to learn the distribution. A new one is a subclass with `resample` and `frequencies`, and a line:
 
-    SPECTRA.add("name", Class)
+    klformer.register_spectrum("name", Class)
 
 Its attentions `name-rks` and `name-prf`, their options and every contract test follow from that.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +17,6 @@ from torch import Tensor
 from klformer.checks import check_count
 from klformer.noise import Resampled
 from klformer.registry import Registry
-
-
-class Frequencies(NamedTuple):
-    """Frequencies as a product: Omega (H or 1, R, D), or its halves omega + mean and omega - mean."""
-
-    omega: Tensor  # (H or 1, R, D); R / 2 where there is a mean
-    mean: Tensor | None  # (H or 1, D)
 
 
 class SpectralDistribution(Resampled):
@@ -55,14 +47,18 @@ class SpectralDistribution(Resampled):
     def frequencies(self) -> Tensor:
         """Omega, (H or 1, R, D), differentiable in the parameters."""
 
-    def factors(self) -> Frequencies:
-        """Omega in the form that costs least; `frequencies` written out if there is no better one."""
-        return Frequencies(self.frequencies(), None)
+    def log_weights(self) -> Tensor | None:
+        """Logarithms of the frequencies' weights, (H or 1, R), differentiable; None if all weigh the same."""
+        return None
 
-    def in_full_precision(self) -> torch.autocast:
-        """A context without autocast: frequencies and features are not to be rounded to half precision."""
-        tensor = next(iter(self.buffers()))
-        return torch.autocast(tensor.device.type, enabled=False)
+    def paired_frequencies(self) -> tuple[Tensor, Tensor] | None:
+        """Omega (H or 1, R / 2, D) and an offset (H or 1, D), if the frequencies are omega + offset and omega - offset
+        with equal weights: a form that costs RKS half. None if they do not come in pairs."""
+        return None
+
+    def anchor(self) -> Tensor:
+        """A tensor that tells the device and the precision that the module was moved to."""
+        return next(self.buffers())
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_frequencies={self.num_frequencies}"

@@ -1,72 +1,86 @@
 """What is done with the projections u = x Omega^T: the feature maps and their vector-Jacobian products.
 
     rks   phi(x) = [cos u, sin u]          random kitchen sinks, Eq. 3 of the paper
-    prf   phi(x) = exp(u - c |x|^2)        positive random features, Eq. 9; c = 1, or 1/2 for the softmax kernel
+    prf   phi(x) = exp(u)                  positive random features, Eq. 9 without its exp(-c |x|^2)
     elu   phi(x) = elu(x) + 1              the fixed map of LinearElu; no frequencies
 
-A map works on one chunk of the sequence, (rows, chunk, .), and knows nothing of attention. Constant factors (1 / sqrt
-R) are left out, because attention is a quotient in which they cancel. The scores of exponential maps may be shifted by
-the caller, whose business it is to make the shift cancel.
+The factor exp(-c |x|^2) of Eq. 9 is an envelope: that of a query cancels in attention's quotient, that of a key is a
+log-weight of the key (`envelopes.py`). Constant factors (1 / sqrt R) cancel as well and are left out.
+
+A map works on one chunk of the sequence, (rows, chunk, .), and knows nothing of attention. The scores of exponential
+maps may be shifted by the caller, whose business it is to make the shift cancel. A map is registered by its name, and
+`name` stands behind a dash in the names of attentions: `gmm-rks`.
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import elu
 
-from klformer.errors import ArgumentError
-
-FeatureMapName = Literal["rks", "prf", "elu"]
-FEATURE_MAP_NAMES: tuple[FeatureMapName, ...] = ("rks", "prf", "elu")
+from klformer.registry import Registry
 
 
 class FeatureMap(ABC):
     """Scores of a chunk, then features of the scores, and the same way back for gradients."""
 
+    name: ClassVar[str]
+    #: Whether scores are projections on frequencies; otherwise they are the inputs themselves.
+    needs_frequencies: ClassVar[bool] = True
     #: The features are exponentials of the scores, so that a shift of the scores is a factor of the features.
-    exponential = False
-    #: Features made of each projection; F = copies R. They stand one copy after the other along the rows, not side by
-    #: side: each copy is contiguous, and a product with all of them is one batched matrix product of twice the rows.
-    copies = 1
+    exponential: ClassVar[bool] = False
+    #: Whether the kernel's value at distance 0 is known to be 1, so that a constant added to it has a meaning.
+    takes_smoothing: ClassVar[bool] = False
+    #: Features made of each projection; F = parts R. They stand one part after the other along the rows, not side by
+    #: side: each part is contiguous, and a product with all of them is one batched matrix product of more rows.
+    parts: ClassVar[int] = 1
+    #: Options that every kernel with this map has, with their defaults.
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def repeat(self, x: Tensor) -> Tensor:
-        """(rows, ...) -> (copies rows, ...): the same operand for every copy."""
-        return x if self.copies == 1 else x.expand(self.copies, *x.shape).flatten(0, 1)
+        """(rows, ...) -> (parts rows, ...): the same operand for every part."""
+        return x if self.parts == 1 else x.expand(self.parts, *x.shape).flatten(0, 1)
 
     def merge(self, x: Tensor) -> Tensor:
-        """(copies rows, ...) -> (rows, ...): the sum over the copies."""
-        return x if self.copies == 1 else x.view(self.copies, x.shape[0] // self.copies, *x.shape[1:]).sum(0)
+        """(parts rows, ...) -> (rows, ...): the sum over the parts."""
+        return x if self.parts == 1 else x.view(self.parts, x.shape[0] // self.parts, *x.shape[1:]).sum(0)
+
+    def scores(self, x: Tensor, omega: Tensor | None) -> Tensor:
+        """Projections x Omega^T of a chunk, or a copy of x for a map without frequencies."""
+        return x.clone() if omega is None else torch.bmm(x, omega.transpose(1, 2))
+
+    def scores_vjp(self, d_scores: Tensor, omega: Tensor | None) -> Tensor:
+        """Gradient of x, given that of its scores."""
+        return d_scores if omega is None else torch.bmm(d_scores, omega)
 
     @abstractmethod
     def features(self, scores: Tensor) -> Tensor:
-        """Features (copies rows, chunk, R) of scores (rows, chunk, R). May overwrite the scores."""
+        """Features (parts rows, chunk, R) of scores (rows, chunk, R). May overwrite the scores."""
 
     @abstractmethod
     def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
-        """Gradient of the scores (rows, chunk, R). May overwrite `d_phi`."""
+        """Gradient of the scores (rows, chunk, R). May overwrite `d_phi`.
 
-    def scores(self, x: Tensor, omega: Tensor | None) -> Tensor:
-        """Projections of queries: x Omega^T, or x itself for a map without frequencies."""
-        return x.clone() if omega is None else torch.bmm(x, omega.transpose(1, 2))
+        Features that were multiplied by a constant may be given, with the gradient of the product.
+        """
 
-    def key_scores(self, x: Tensor, omega: Tensor | None) -> Tensor:
-        """Projections of keys, with every term that does not cancel in the quotient."""
-        return self.scores(x, omega)
-
-    def inputs_vjp(self, d_scores: Tensor, omega: Tensor | None) -> Tensor:
-        """Gradient of queries, given that of their scores."""
-        return d_scores if omega is None else torch.bmm(d_scores, omega)
-
-    def key_inputs_vjp(self, x: Tensor, d_scores: Tensor, omega: Tensor | None) -> Tensor:
-        """Gradient of keys, given that of their scores."""
-        return self.inputs_vjp(d_scores, omega)
+    @abstractmethod
+    def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
+        """Features (..., parts R) of scores (..., R), side by side, times exp(log_weight (..., R)); plain and
+        differentiable, for analysis."""
 
 
 class RandomKitchenSinks(FeatureMap):
     """phi(x) = [cos u, sin u]; phi(q).phi(k) = sum_r cos(omega_r.(q - k))."""
 
-    copies = 2
+    name = "rks"
+    parts = 2
+    takes_smoothing = True
+    # 1 as in the authors' code; docs/decisions.md has what happens without.
+    options = MappingProxyType({"smoothing": 1.0})
 
     def features(self, scores: Tensor) -> Tensor:
         phi = scores.new_empty(2, *scores.shape)
@@ -79,17 +93,17 @@ class RandomKitchenSinks(FeatureMap):
         d_cos, d_sin = d_phi.chunk(2)
         return d_sin.mul_(cos).addcmul_(sin, d_cos, value=-1)
 
+    def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
+        weight = 1.0 if log_weight is None else log_weight.exp()
+        return torch.cat([scores.cos() * weight, scores.sin() * weight], dim=-1)
+
 
 class PositiveRandomFeatures(FeatureMap):
-    """phi(x) = exp(u - c |x|^2); phi(q).phi(k) = sum_r exp(omega_r.(q + k) - c |q|^2 - c |k|^2).
+    """phi(x) = exp(u); phi(q).phi(k) = sum_r exp(omega_r.(q + k))."""
 
-    The query's own norm multiplies its numerator and its denominator alike and is never computed.
-    """
-
+    name = "prf"
     exponential = True
-
-    def __init__(self, norm_coefficient: float) -> None:
-        self.norm_coefficient = norm_coefficient
+    options = MappingProxyType({"norm_coefficient": 1.0})
 
     def features(self, scores: Tensor) -> Tensor:
         return scores.exp_()
@@ -97,16 +111,15 @@ class PositiveRandomFeatures(FeatureMap):
     def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
         return d_phi.mul_(phi)
 
-    def key_scores(self, x: Tensor, omega: Tensor | None) -> Tensor:
-        return self.scores(x, omega).sub_(self.norm_coefficient * x.square().sum(-1, keepdim=True))
-
-    def key_inputs_vjp(self, x: Tensor, d_scores: Tensor, omega: Tensor | None) -> Tensor:
-        d_norm = d_scores.sum(-1, keepdim=True).mul_(-2 * self.norm_coefficient)
-        return self.inputs_vjp(d_scores, omega).addcmul_(x, d_norm)
+    def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
+        return (scores if log_weight is None else scores + log_weight).exp()
 
 
 class EluPlusOne(FeatureMap):
     """phi(x) = elu(x) + 1 = max(x + 1, e^x), the LinearElu map."""
+
+    name = "elu"
+    needs_frequencies = False
 
     def features(self, scores: Tensor) -> Tensor:
         # elu(x) + 1 written so that e^x keeps its digits where it is small.
@@ -115,17 +128,11 @@ class EluPlusOne(FeatureMap):
     def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
         return d_phi.mul_(phi.clamp(max=1))
 
+    def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
+        features = elu(scores) + 1
+        return features if log_weight is None else features * log_weight.exp()
 
-def make_feature_map(name: str, norm_coefficient: float = 1.0) -> FeatureMap:
-    """The map called `name`.
 
-    Raises:
-        ValueError: for a name that is not in FEATURE_MAP_NAMES.
-    """
-    if name == "rks":
-        return RandomKitchenSinks()
-    if name == "prf":
-        return PositiveRandomFeatures(norm_coefficient)
-    if name == "elu":
-        return EluPlusOne()
-    raise ArgumentError(f"feature_map must be one of {', '.join(FEATURE_MAP_NAMES)}, got {name!r}")
+FEATURE_MAPS: Registry[FeatureMap] = Registry("feature map")
+for _map in (RandomKitchenSinks(), PositiveRandomFeatures(), EluPlusOne()):
+    FEATURE_MAPS.add(_map.name, _map)

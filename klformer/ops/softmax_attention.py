@@ -4,9 +4,6 @@
 holds that nobody sees (inf, nan) has no effect as long as the caller has put zeros there (`hide`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -85,10 +82,3 @@ def merge(parts: Tensor, log_normalisers: Tensor) -> Tensor:
     sees = log_normalisers > float("-inf")
     weights, _ = softmax_weights(log_normalisers.movedim(0, -1), sees.movedim(0, -1))
     return (parts * weights.movedim(-1, 0).unsqueeze(-1)).sum(0)
-
-
-@contextmanager
-def in_full_precision(x: Tensor) -> Iterator[torch.dtype]:
-    """A context without autocast, and the precision to compute in: that of x, but no less than float32."""
-    with torch.autocast(x.device.type, enabled=False):
-        yield torch.promote_types(x.dtype, torch.float32)

@@ -16,10 +16,10 @@ from klformer.bench.attention import forward_and_backward as forward_and_backwar
 from klformer.bench.measure import crossover, growth, log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.kernels import FastFoodSpectrum
-from klformer.ops import bidirectional
-from klformer.ops.feature_maps import make_feature_map
-from klformer.ops.spectral_product import default_chunk
-from klformer.ops.tiling import Problem
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
+from klformer.ops.spectral_product.chunked import bidirectional
+from klformer.ops.spectral_product.chunked.tiling import default_chunk
 
 SMALL = Sizes(batch=1, heads=2, length=40, head_dim=4, value_dim=3, frequencies=6)
 
@@ -66,11 +66,11 @@ class MatrixProducts(TorchDispatchMode):
 def test_the_floor_is_the_products_of_the_fused_op(feature_map):
     operands = Operands.random(SMALL)
     q, k, v, omega = (x.detach() for x in operands.inputs())
-    problem = Problem(q, k, v, omega, None, None, make_feature_map(feature_map), 0.0)
-    chunk = default_chunk(SMALL.heads, SMALL.length, problem.num_features, q.device, causal=False)
+    call = SpectralOperands(SpectralKernel(FEATURE_MAPS[feature_map], omega), q, k, v)
+    chunk = default_chunk(call)
     with MatrixProducts() as ours:
-        saved = bidirectional.forward(problem, chunk)
-        bidirectional.backward(problem, operands.d_out, saved, chunk, need_omega=True)
+        saved = bidirectional.forward(call, chunk)
+        bidirectional.backward(call, saved, operands.d_out, ("q", "k", "v", "omega"), chunk)
     with MatrixProducts() as floor:
         matrix_products(feature_map, operands)()
     assert floor.counts.total() > 0

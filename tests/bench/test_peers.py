@@ -108,7 +108,8 @@ def test_epsilon_is_the_only_difference_of_performer_pytorch():
         # Its shift is the maximum of the projections, without the norm: over features, for keys over all keys as well.
         projections = x * 8**-0.25 @ ours.kernel.spectrum.frequencies()[0].double().T
         shift = projections.amax(axes, keepdim=True)
-        return ours.features(x) * 14**0.5 * (-shift).exp() + EPSILON
+        envelope = (-0.5 * (x * 8**-0.25).square().sum(-1, keepdim=True)).exp()
+        return ours.features(x, "query") * envelope * 14**0.5 * (-shift).exp() + EPSILON
 
     phi_q, phi_k = features(q, -1), features(k, (-2, -1))
     expected = phi_q @ (phi_k.transpose(-1, -2) @ v) / (phi_q @ phi_k.sum(-2).unsqueeze(-1))

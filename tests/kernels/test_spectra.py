@@ -32,8 +32,7 @@ def assert_unbiased(spectrum, feature_map, points, expected, *, norm_coefficient
     with torch.no_grad():
         for _ in range(draws):
             spectrum.resample(generator)
-            q, k = (kernel.features(x.expand(1, HEADS, *x.shape)) for x in points)
-            estimates.append((q @ k.transpose(-1, -2))[0])
+            estimates.append(kernel.estimate(*(x.expand(1, HEADS, *x.shape) for x in points))[0])
     stacked = torch.stack(estimates)
     error = stacked.std(0) / draws**0.5
     assert ((stacked.mean(0) - expected).abs() < 4 * error + 1e-12).all()
@@ -119,15 +118,15 @@ def test_fastfood_learns_what_it_says(learn):
 
 
 @pytest.mark.parametrize("spectrum_name", SPECTRA)
-def test_frequencies_and_factors_agree(spectrum_name):
+def test_frequencies_and_their_pairs_agree(spectrum_name):
     spectrum = SPECTRA[spectrum_name](num_heads=HEADS, head_dim=DIM, num_frequencies=FREQUENCIES)
     omega = spectrum.frequencies()
     assert omega.shape[0] in (1, HEADS)
     assert omega.shape[1:] == (FREQUENCIES, DIM)
-    factor, mean = spectrum.factors()
-    if mean is not None:
-        factor = torch.cat([factor + mean.unsqueeze(-2), factor - mean.unsqueeze(-2)], dim=-2)
-    torch.testing.assert_close(factor, omega)
+    assert (spectrum.paired_frequencies() is not None) == (spectrum_name == "gmm")
+    if (pairs := spectrum.paired_frequencies()) is not None:
+        half, offset = pairs[0], pairs[1].unsqueeze(-2)
+        torch.testing.assert_close(torch.cat([half + offset, half - offset], dim=-2), omega)
 
 
 def test_orthogonal_frequencies_are_orthogonal_in_blocks():

@@ -1,4 +1,6 @@
-"""The fused product against the quadratic oracle: chunks, maps, precision, memory of what it keeps."""
+"""The product against its quadratic definition: backends, chunks, maps, weights, precision, memory of what it keeps."""
+
+import math
 
 import pytest
 import torch
@@ -6,62 +8,89 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import relative_error
 
-from klformer.ops import causal as causal_ops
-from klformer.ops import reference
-from klformer.ops.spectral_product import spectral_product
+import klformer
+from klformer.ops import spectral_product as op
+from klformer.ops.envelopes import gaussian_envelope
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import BACKENDS, decoding, spectral_product
+from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.operands import SpectralKernel
 
 BATCH, HEADS, LENGTH, KEYS, DIM, VALUES, FREQUENCIES = 2, 3, 37, 29, 5, 7, 11
+#: The chunked backend at awkward chunks.
+CHUNKED = {f"chunked-{chunk}": chunk for chunk in (1, 7, LENGTH)}
+for _name, _chunk in CHUNKED.items():
+    BACKENDS.add(_name, ChunkedBackend(_name, chunk=_chunk))
+#: Every backend that computes fast; each must give what the definition gives.
+FAST = [name for name in BACKENDS if name != "reference"]
 
 
-def problem(feature_map, *, tied=False, length=LENGTH, keys=KEYS, shared=False):
-    def normal(*shape):
-        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+def normal(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
+
+def problem(feature_map, *, paired=False, length=LENGTH, keys=KEYS, shared=False, weighted=False, smoothing=None):
+    """Operands by name; with `weighted` keys and frequencies have log-weights."""
     heads = 1 if shared else HEADS
-    return {
+    needs = FEATURE_MAPS[feature_map].needs_frequencies
+    operands = {
         "q": normal(BATCH, HEADS, length, DIM),
         "k": normal(BATCH, HEADS, keys, DIM),
         "v": normal(BATCH, HEADS, keys, VALUES),
-        "omega": None if feature_map == "elu" else normal(heads, FREQUENCIES, DIM),
-        "mean": normal(heads, DIM) if tied else None,
+        "omega": normal(heads, FREQUENCIES, DIM) if needs else None,
+        "pair_offset": normal(heads, DIM) if paired else None,
+        "key_bias": normal(1 if shared else BATCH, heads, keys) if weighted else None,
+        "frequency_bias": normal(heads, FREQUENCIES) if weighted and needs else None,
     }
+    if smoothing is not None:
+        operands["smoothing"] = torch.full((heads,), smoothing, dtype=torch.float64, requires_grad=True)
+    return operands
 
 
-def oracle(q, k, v, omega, *, feature_map, mean=None, key_mask=None, norm_coefficient=1.0, smoothing=0.0, causal=False):
-    if feature_map == "prf":
-        logs = reference.log_positive_kernel(q, k, omega, norm_coefficient)
-        return reference.attention_from_log_kernel(logs, v, key_mask=key_mask, causal=causal)
-    kernel = reference.kernel_matrix(q, k, omega, feature_map=feature_map, mean=mean, smoothing=smoothing)
-    return reference.attention_from_kernel(kernel, v, key_mask=key_mask, causal=causal)
+def tensors(operands):
+    return [t for t in operands.values() if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 KINDS = [
     pytest.param("rks", {"smoothing": 1.0}, id="rks"),
-    pytest.param("rks", {"smoothing": 0.3, "tied": True}, id="rks-tied"),
+    pytest.param("rks", {"smoothing": 0.3, "paired": True}, id="rks-paired"),
     pytest.param("prf", {}, id="prf"),
-    pytest.param("prf", {"norm_coefficient": 0.5}, id="prf-softmax"),
     pytest.param("elu", {}, id="elu"),
 ]
 
 
 @pytest.mark.parametrize(("feature_map", "options"), KINDS)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("shared", [False, True], ids=["per-head", "shared"])
-@pytest.mark.parametrize("chunk", [1, 7, LENGTH, None])
-def test_equals_the_oracle_with_gradients(feature_map, options, causal, shared, chunk):
-    options = dict(options)
-    operands = problem(feature_map, tied=options.pop("tied", False), keys=LENGTH if causal else KEYS, shared=shared)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("backend", FAST)
+def test_equals_the_definition_with_gradients(feature_map, options, causal, shared, weighted, backend):
+    operands = problem(feature_map, keys=LENGTH if causal else KEYS, shared=shared, weighted=weighted, **options)
     key_mask = torch.rand(BATCH, operands["k"].shape[2]) > 0.3
     key_mask[1] = False
-    arguments = {"feature_map": feature_map, "key_mask": key_mask, "causal": causal, **options}
-    expected = oracle(**operands, **arguments)
-    actual = spectral_product(**operands, **arguments, chunk=chunk)
+    arguments = operands | {"feature_map": feature_map, "key_mask": key_mask, "causal": causal}
+    expected = spectral_product(**arguments, backend="reference")
+    actual = spectral_product(**arguments, backend=backend)
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
-    inputs = [t for t in operands.values() if t is not None]
-    weights = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, weights)
-    for got, want in zip(torch.autograd.grad(actual, inputs, weights), wanted, strict=True):
+    inputs, d_out = tensors(operands), torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, d_out)
+    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
         torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("feature_map", "options"), KINDS)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_gradients_are_derivatives(feature_map, options, causal):
+    operands = problem(feature_map, length=4, keys=4 if causal else 3, weighted=True, **options)
+    key_mask = torch.ones(BATCH, operands["k"].shape[2], dtype=torch.bool)
+    key_mask[0, 1] = False
+    names = [name for name, t in operands.items() if t is not None]
+
+    def product(*inputs):
+        given = operands | dict(zip(names, inputs, strict=True))
+        return spectral_product(**given, feature_map=feature_map, key_mask=key_mask, causal=causal)
+
+    assert torch.autograd.gradcheck(product, tuple(operands[name] for name in names), atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,25 +103,97 @@ def test_any_shape(data):
     length = draw(st.integers(0, 40))
     keys = length if causal else draw(st.integers(0, 40))
     dim, values, frequencies = (draw(st.integers(1, 9)) for _ in range(3))
-    tied = feature_map == "rks" and draw(st.booleans())
+    rks, weighted = feature_map == "rks", draw(st.booleans())
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    normal = lambda *shape: torch.randn(*shape, dtype=torch.float64)  # noqa: E731
-    operands = {
-        "q": normal(batch, heads, length, dim),
-        "k": normal(batch, heads, keys, dim),
-        "v": normal(batch, heads, keys, values),
-        "omega": None if feature_map == "elu" else normal(heads, frequencies, dim),
-        "mean": normal(heads, dim) if tied else None,
-    }
+    plain = lambda *shape: torch.randn(*shape, dtype=torch.float64)  # noqa: E731
     arguments = {
+        "q": plain(batch, heads, length, dim),
+        "k": plain(batch, heads, keys, dim),
+        "v": plain(batch, heads, keys, values),
+        "omega": None if feature_map == "elu" else plain(heads, frequencies, dim),
+        "pair_offset": plain(heads, dim) if rks and draw(st.booleans()) else None,
+        "key_bias": plain(batch, heads, keys) if weighted else None,
+        "frequency_bias": plain(heads, frequencies) if weighted and feature_map != "elu" else None,
+        "smoothing": 1.0 if rks else 0.0,
         "feature_map": feature_map,
+        "key_mask": torch.rand(batch, keys) > 0.2 if draw(st.booleans()) else None,
         "causal": causal,
-        "key_mask": torch.rand(batch, keys) > 0.3 if draw(st.booleans()) else None,
-        "smoothing": 1.0 if feature_map == "rks" else 0.0,
     }
-    chunk = draw(st.sampled_from([None, 1, 2, 5, 16, 64]))
-    expected = oracle(**operands, **arguments)
-    torch.testing.assert_close(spectral_product(**operands, **arguments, chunk=chunk), expected, atol=1e-9, rtol=1e-9)
+    expected = spectral_product(**arguments, backend="reference")
+    actual = spectral_product(**arguments, backend=draw(st.sampled_from(FAST)))
+    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("feature_map", ["rks", "prf", "elu"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_a_mask_and_a_log_weight_of_minus_infinity_are_the_same(feature_map, causal):
+    operands = problem(feature_map, keys=LENGTH)
+    key_mask = torch.rand(BATCH, LENGTH) > 0.4
+    key_bias = torch.zeros(BATCH, 1, LENGTH, dtype=torch.float64).masked_fill(~key_mask[:, None], -math.inf)
+    with torch.no_grad():  # what is not there may hold anything
+        for name in ("k", "v"):
+            operands[name].masked_fill_(~key_mask[:, None, :, None], math.nan)
+    common = {"feature_map": feature_map, "causal": causal}
+    masked = spectral_product(**operands, **common, key_mask=key_mask)
+    biased = spectral_product(**operands | {"key_bias": key_bias}, **common)
+    assert torch.equal(masked, biased)
+    d_out = torch.randn_like(masked)
+    for one, other in zip(*(torch.autograd.grad(x, tensors(operands), d_out) for x in (masked, biased)), strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("feature_map", ["rks", "prf", "elu"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("spread", [100.0, 1e4])
+def test_log_weights_may_be_as_far_apart_as_they_like(feature_map, causal, spread):
+    operands = problem(feature_map, keys=LENGTH)
+    operands["key_bias"] = (spread * torch.randn(BATCH, HEADS, LENGTH, dtype=torch.float64)).requires_grad_()
+    common = {"feature_map": feature_map, "causal": causal, "smoothing": 1.0 if feature_map == "rks" else 0.0}
+    expected = spectral_product(**operands, **common, backend="reference")
+    actual = spectral_product(**operands, **common)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    gradients = torch.autograd.grad(actual.square().sum(), tensors(operands))
+    wanted = torch.autograd.grad(expected.square().sum(), tensors(operands))
+    for got, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-9, rtol=1e-9)
+    single = {name: None if t is None else t.float() for name, t in operands.items()}
+    assert relative_error(spectral_product(**single, **common), expected) < 1e-3
+
+
+@pytest.mark.parametrize(("feature_map", "options"), KINDS)
+def test_decoding_takes_log_weights(feature_map, options):
+    operands = problem(feature_map, length=9, keys=9, weighted=True, **options)
+    smoothing = operands.pop("smoothing", None)
+    expected = spectral_product(
+        **operands, feature_map=feature_map, smoothing=0.0 if smoothing is None else smoothing, causal=True
+    )
+    kernel = SpectralKernel(
+        FEATURE_MAPS[feature_map],
+        omega=operands["omega"],
+        pair_offset=operands["pair_offset"],
+        frequency_bias=operands["frequency_bias"],
+        smoothing=smoothing,
+    )
+    q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
+    sizes = {"batch_size": BATCH, "num_heads": HEADS, "head_dim": DIM, "value_dim": VALUES}
+    state = decoding.initial_state(kernel, **sizes, like=q)
+    for t in range(9):
+        here = slice(t, t + 1)
+        state = decoding.absorb(kernel, state, k[:, :, here], v[:, :, here], key_bias=bias[:, :, here])
+        out = decoding.read(kernel, state, q[:, :, here])
+        torch.testing.assert_close(out, expected[:, :, here], atol=1e-10, rtol=1e-10)
+
+
+def test_keys_without_weights_may_follow_keys_with_weights():
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
+    bias = torch.tensor([5.0, -3, 2, 0, 0, 0], dtype=torch.float64).expand(1, 1, 6)
+    kernel = SpectralKernel(FEATURE_MAPS["rks"], torch.randn(2, 8, 4, dtype=torch.float64))
+    state = decoding.initial_state(kernel, batch_size=1, num_heads=2, head_dim=4, value_dim=4, like=q)
+    state = decoding.absorb(kernel, state, k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
+    state = decoding.absorb(kernel, state, k[:, :, 3:], v[:, :, 3:])
+    expected = spectral_product(q, k, v, kernel.omega, feature_map="rks", key_bias=bias)
+    torch.testing.assert_close(decoding.read(kernel, state, q), expected, atol=1e-10, rtol=1e-10)
 
 
 def positive_features(std, *, length=257, dim=64, frequencies=256):
@@ -107,8 +208,12 @@ def positive_features(std, *, length=257, dim=64, frequencies=256):
 def test_positive_features_are_exact_over_the_whole_range(std, causal, norm_coefficient):
     operands = [t.requires_grad_() for t in positive_features(std)]
     doubles = [t.detach().double().requires_grad_() for t in operands]
-    arguments = {"feature_map": "prf", "norm_coefficient": norm_coefficient, "causal": causal}
-    actual, expected = spectral_product(*operands, **arguments), oracle(*doubles, **arguments)
+
+    def product(q, k, v, omega, backend):
+        bias = gaussian_envelope(k, norm_coefficient)
+        return spectral_product(q, k, v, omega, feature_map="prf", key_bias=bias, causal=causal, backend=backend)
+
+    actual, expected = product(*operands, "auto"), product(*doubles, "reference")
     tolerance = 1e-4 if std <= 4 else 1e-2
     assert relative_error(actual, expected) < tolerance
     weights = torch.randn_like(actual)
@@ -122,8 +227,9 @@ def test_positive_features_are_exact_over_the_whole_range(std, causal, norm_coef
 @pytest.mark.parametrize("causal", [False, True])
 def test_smoothed_rks_is_finite_and_near_over_the_range(std, causal):
     operands = [t.requires_grad_() for t in positive_features(std)]
-    out = spectral_product(*operands, feature_map="rks", smoothing=1.0, causal=causal)
-    expected = oracle(*(t.double() for t in operands), feature_map="rks", smoothing=1.0, causal=causal)
+    arguments = {"feature_map": "rks", "smoothing": 1.0, "causal": causal}
+    out = spectral_product(*operands, **arguments)
+    expected = spectral_product(*(t.double() for t in operands), **arguments, backend="reference")
     assert relative_error(out, expected) < 1e-4
     out.sum().backward()
     assert all(t.grad.isfinite().all() for t in operands)
@@ -132,45 +238,40 @@ def test_smoothed_rks_is_finite_and_near_over_the_range(std, causal):
 def test_causal_cuts_a_chunk_only_where_it_underflows():
     # Scores that rise by 200 along the chunk: the last key is e^200 times the first for every feature.
     length, cut_of = 64, {}
+    chunked = ChunkedBackend("chunked", chunk=length)
     for rise in (0.0, 200.0):
         k = torch.zeros(1, 1, length, 2)
         k[..., 0] = torch.linspace(-rise, 0, length)
-        q, v = torch.randn(1, 1, length, 2), torch.randn(1, 1, length, 3)
-        omega = torch.ones(1, 5, 2)
-        operands = {
-            "q": q,
-            "k": k,
-            "v": v,
-            "omega": omega,
-            "feature_map": "prf",
-            "norm_coefficient": 0.0,
-            "causal": True,
-        }
-        expected = oracle(**{n: t.double() if isinstance(t, torch.Tensor) else t for n, t in operands.items()})
-        assert relative_error(spectral_product(**operands, chunk=length), expected) < 1e-4
-        results = torch.ops.klformer.spectral_product(q, k, v, omega, None, None, "prf", 0.0, 0.0, True, length)
-        cut_of[rise] = int(results[6].sum())
+        q, v, omega = torch.randn(1, 1, length, 2), torch.randn(1, 1, length, 3), torch.ones(1, 5, 2)
+        kernel = SpectralKernel(FEATURE_MAPS["prf"], omega)
+        out, *kept = chunked.forward(op.SpectralOperands(kernel, q, k, v, causal=True))
+        doubles = (t.double() for t in (q, k, v, omega))
+        expected = spectral_product(*doubles, feature_map="prf", causal=True, backend="reference")
+        assert relative_error(out, expected) < 1e-4
+        cut_of[rise] = int(kept[-1].sum())
     assert cut_of[0.0] == 1
     assert 1 < cut_of[200.0] < 20
 
 
-def test_frequencies_get_no_gradient_unless_they_need_one(monkeypatch):
-    operands = problem("rks")
-    operands["omega"] = operands["omega"].detach()
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_only_gradients_that_are_needed_are_computed(monkeypatch, causal):
+    operands = problem("rks", keys=LENGTH, paired=True, smoothing=1.0)
     asked = []
-    backward = causal_ops.backward
+    backward = ChunkedBackend.backward
 
-    def spy(*arguments):
-        asked.append(arguments[-1])
-        return backward(*arguments)
+    def spy(self, operands, saved, d_out, needed):
+        gradients = backward(self, operands, saved, d_out, needed)
+        asked.append(set(gradients))
+        return gradients
 
-    monkeypatch.setattr(causal_ops, "backward", spy)
-    operands["k"], operands["v"] = (torch.randn(BATCH, HEADS, LENGTH, n, dtype=torch.float64) for n in (DIM, VALUES))
-    for needed in (False, True):
-        operands["omega"].requires_grad_(needed)
-        spectral_product(**operands, feature_map="rks", smoothing=1.0, causal=True).sum().backward()
-        assert (operands["omega"].grad is not None) == needed
-    assert asked == [False, True]
+    monkeypatch.setattr(ChunkedBackend, "backward", spy)
+    parameters = ("omega", "pair_offset", "smoothing")
+    for needed in [(), ("omega",), ("pair_offset",), parameters]:
+        for name in parameters:
+            operands[name] = operands[name].detach().requires_grad_(name in needed)
+        spectral_product(**operands, feature_map="rks", causal=causal).sum().backward()
+        assert asked.pop() == {"q", "k", "v", *needed}
+        assert [operands[name].grad is not None for name in parameters] == [name in needed for name in parameters]
 
 
 @pytest.mark.parametrize("feature_map", ["rks", "prf"])
@@ -192,31 +293,63 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_features(feature_map, 
 
 def test_the_op_passes_torchs_own_checks():
     q, k, v = (torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3))
-    omega = torch.randn(1, 6, 4, requires_grad=True)
+    omega, bias = torch.randn(1, 6, 4, requires_grad=True), torch.randn(1, 1, 9, requires_grad=True)
     for feature_map, causal in [("rks", False), ("rks", True), ("prf", False), ("prf", True)]:
-        arguments = (q, k, v, omega, None, None, feature_map, 1.0, 0.0, causal, 4)
+        arguments = ([q, k, v, omega, bias], "q,k,v,omega,key_bias", feature_map, causal, "chunked-7")
         torch.library.opcheck(torch.ops.klformer.spectral_product.default, arguments)
+
+
+def test_a_backend_is_chosen_by_name():
+    operands = problem("prf")
+    for backend in BACKENDS:
+        assert spectral_product(**operands, feature_map="prf", backend=backend).shape == (BATCH, HEADS, LENGTH, VALUES)
+    with pytest.raises(ValueError, match="unknown backend 'chunky'; did you mean 'chunked'"):
+        spectral_product(**operands, feature_map="prf", backend="chunky")
+
+
+def test_a_backend_may_refuse(monkeypatch):
+    operands = problem("prf")
+    monkeypatch.setattr(ChunkedBackend, "supports", lambda self, operands: operands.feature_map.name != "prf")
+    with pytest.raises(
+        ValueError, match="backend 'chunked' can't compute a bidirectional product with feature_map 'prf'"
+    ):
+        spectral_product(**operands, feature_map="prf", backend="chunked")
+    expected = spectral_product(**operands, feature_map="prf", backend="reference")
+    assert torch.equal(spectral_product(**operands, feature_map="prf"), expected), "auto takes one that can"
+
+
+def test_it_is_public():
+    assert klformer.spectral_product is spectral_product
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.zeros(2, 3, 4)}, "q must have 4 dimensions"),
-        ({"q": torch.zeros(BATCH, HEADS, LENGTH, DIM, dtype=torch.long)}, "floating-point"),
-        ({"k": torch.zeros(BATCH, HEADS, KEYS, DIM + 1)}, "must agree in B, H, S and D"),
+        ({"q": torch.zeros(2, 3, 4)}, r"q must have shape \(batch, heads, length, size\)"),
+        ({"q": torch.zeros(BATCH, HEADS, LENGTH, DIM, dtype=torch.long)}, "q must be of a floating-point type"),
+        ({"k": torch.zeros(BATCH, HEADS, KEYS, DIM + 1)}, r"k must have shape \(batch, 3, length, 5\)"),
+        ({"v": torch.zeros(BATCH, HEADS, KEYS + 1, DIM)}, "k and v the same length"),
         ({"omega": None}, "'rks' needs frequencies"),
         ({"feature_map": "elu"}, "'elu' takes no frequencies"),
-        ({"feature_map": "cosine"}, "feature_map must be one of rks, prf, elu, got 'cosine'"),
-        ({"omega": torch.zeros(2, FREQUENCIES, DIM)}, r"omega must be \(3 or 1, R, 5\)"),
-        ({"omega": torch.zeros(HEADS, 0, DIM)}, "with R >= 1"),
-        ({"mean": torch.zeros(2, DIM)}, "mean must be"),
-        ({"mean": torch.zeros(HEADS, 1)}, "mean must be"),
-        ({"smoothing": float("nan")}, "smoothing must be >= 0"),
-        ({"smoothing": -1.0}, "smoothing must be >= 0"),
-        ({"feature_map": "prf", "smoothing": 1.0}, "smoothing must be >= 0, and 0 for 'prf'"),
+        ({"feature_map": "cosine"}, "unknown feature map 'cosine'"),
+        ({"omega": torch.zeros(2, FREQUENCIES, DIM)}, r"omega must be floating-point of shape \(3 or 1, R, 5\)"),
+        ({"omega": torch.zeros(HEADS, 0, DIM)}, "omega must have at least one frequency"),
+        ({"pair_offset": torch.zeros(2, DIM)}, "pair_offset must be"),
+        ({"pair_offset": torch.zeros(HEADS, 1)}, "pair_offset must be"),
+        (
+            {"feature_map": "prf", "pair_offset": torch.zeros(HEADS, DIM)},
+            "pair_offset goes with feature_map 'rks' only",
+        ),
+        ({"frequency_bias": torch.zeros(HEADS, DIM)}, r"frequency_bias must be .* \(3 or 1, 11\)"),
+        ({"feature_map": "elu", "omega": None, "frequency_bias": torch.zeros(HEADS, DIM)}, "'elu' does not have"),
+        ({"key_bias": torch.zeros(BATCH, KEYS)}, r"key_bias must be floating-point and \(2 or 1, 3 or 1, 29\)"),
+        ({"key_bias": torch.zeros(BATCH, 1, KEYS, dtype=torch.bool)}, "key_bias must be floating-point"),
+        ({"smoothing": float("nan")}, "smoothing must be at least 0"),
+        ({"smoothing": -1.0}, "smoothing must be at least 0"),
+        ({"smoothing": torch.ones(2)}, r"smoothing must be floating-point of shape \(3 or 1\)"),
+        ({"feature_map": "prf", "smoothing": 1.0}, "smoothing must be 0 for feature_map 'prf'"),
         ({"causal": True}, "causal needs as many queries as keys"),
         ({"key_mask": torch.ones(BATCH, LENGTH, dtype=torch.bool)}, "key_mask must be a bool tensor"),
-        ({"chunk": 0}, "chunk must be at least 1"),
     ],
 )
 def test_impossible_arguments_are_named(change, message):

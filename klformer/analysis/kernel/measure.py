@@ -50,9 +50,8 @@ def kernel_profile(
     queries, keys = unit.unsqueeze(0), (unit * (1 + delta).view(-1, 1)).unsqueeze(0)
     values, norms = [], []
     for _ in over_draws(attention, draws, seed):
-        phi = attention.features(queries)
-        values.append((phi @ attention.features(keys).transpose(-1, -2))[0, :, 0])
-        norms.append(phi.square().sum(-1)[0])
+        values.append(attention.kernel.estimate(queries, keys)[0, :, 0])
+        norms.append(attention.kernel.estimate(queries, queries)[0, :, 0])
     # Divided by the mean over the draws: a mean of quotients would be biased.
     stacked = torch.stack(values) / torch.stack(norms).mean(0)
     return KernelProfile(delta, stacked.mean(0), stacked.std(0) if draws > 1 else torch.zeros_like(stacked[0]))
@@ -98,7 +97,7 @@ def attention_of_first_token(model: nn.Module, run: Callable[[], object], *, dra
 
 def _first_row(attention: KernelizedAttention, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
     """(H, S), normalised. In logarithms PRF could be stabler; the averages here are of well-scaled trained models."""
-    phi_q, phi_k = attention.features(q[:1, :, :1].double()), attention.features(k[:1].double())
+    phi_q, phi_k = attention.features(q[:1, :, :1].double(), "query"), attention.features(k[:1].double(), "key")
     weights = (phi_q @ phi_k.transpose(-1, -2))[0, :, 0]
     if key_mask is not None:
         weights = weights * key_mask[0]

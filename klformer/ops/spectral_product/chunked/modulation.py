@@ -1,12 +1,12 @@
-"""A spectrum of two components at +mean and -mean that share their noise, at the price of one component.
+"""Frequencies in pairs omega + offset and omega - offset that share their noise, at the price of one.
 
-With a = x (S n)^T and b = x.mean, the frequencies S n + mean and S n - mean give
+With a = x omega^T and b = x.offset, the two frequencies of a pair give
 
     1/2 [cos(da + db) + cos(da - db)] = cos(da) cos(db),      da = a_q - a_k,  db = b_q - b_k,
 
 so the features are [cos a, sin a] (outer) [cos b, sin b]. The second factor is one angle a token: it goes to the values
 (`modulate`), which become twice as wide, and comes back out of the product (`demodulate`). Half the projections and
-half the sines are saved. Without a mean (`angle` None) every function here passes its operand through.
+half the sines are saved. Without an offset (`angle` None) every function here passes its operand through.
 """
 
 import torch

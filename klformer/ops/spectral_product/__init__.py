@@ -1,0 +1,126 @@
+"""The product that all kernel attentions are: phi(q) (phi(k)^T v), normalised, for any feature map and frequencies.
+
+    out_i = sum_j w_j kappa(q_i, k_j) v_j / sum_j w_j kappa(q_i, k_j)      (Eq. 1 of the paper; w_j = exp(key_bias_j))
+    kappa(q, k) = 1/R sum_r exp(frequency_bias_r) phi_r(q).phi_r(k) + smoothing
+
+`spectral_product` is the door: it checks what a user gives and hands it to a backend. `chunked` computes it in time and
+memory linear in the length; `reference` is the definition, quadratic, in plain PyTorch. `decoding` takes it apart into
+a state that absorbs keys and answers queries.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from klformer.errors import ArgumentError
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.shapes import check_key_bias, check_operands
+from klformer.ops.spectral_product.backends import BACKENDS, Backend, FusedBackend, choose_backend
+from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.operands import SpectralKernel, SpectralOperands, check_kernel
+from klformer.ops.spectral_product.reference import ReferenceBackend
+
+BACKENDS.add("chunked", ChunkedBackend("chunked"))
+BACKENDS.add("reference", ReferenceBackend())
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "FusedBackend",
+    "SpectralKernel",
+    "SpectralOperands",
+    "attend",
+    "kept_keys",
+    "spectral_product",
+]
+
+
+def spectral_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    omega: Tensor | None,
+    *,
+    feature_map: str,
+    key_mask: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    frequency_bias: Tensor | None = None,
+    pair_offset: Tensor | None = None,
+    smoothing: float | Tensor = 0.0,
+    causal: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention with the kernel of `feature_map` at the frequencies `omega`, in time and memory linear in the length.
+
+    Args:
+        q: Queries (B, H, L, D).
+        k: Keys (B, H, S, D).
+        v: Values (B, H, S, E).
+        omega: Frequencies (H or 1, R, D); None for "elu", which has none.
+        feature_map: "rks", "prf" or "elu".
+        key_mask: (B, S), True = keep. A key that is not kept contributes to nothing; a query without any key gives 0.
+        key_bias: Log-weights of the keys, (B or 1, H or 1, S). -inf is the same as a key that is not kept.
+        frequency_bias: Log-weights of the frequencies, (H or 1, R); not for "elu".
+        pair_offset: (H or 1, D), "rks" only. The frequencies are then omega + offset and omega - offset, 2 R of them,
+            at the cost of R.
+        smoothing: Added to the kernel, whose value at distance 0 is 1 without a frequency_bias; "rks" only. A number,
+            or one for each head, (H or 1,). Keeps denominators positive.
+        causal: Query i sees keys 0 .. i only; needs L = S.
+        backend: "auto", or the name of one: "chunked" or "reference" (quadratic).
+
+    Returns:
+        (B, H, L, E), in the type of `v`. Computed in float32 at least, also under autocast. Differentiable in q, k, v,
+        omega, key_bias, frequency_bias, pair_offset and smoothing.
+
+    Raises:
+        ArgumentError: if a shape or a combination of arguments is impossible.
+
+    Example:
+        >>> import torch, klformer
+        >>> q, k, v = (torch.randn(2, 4, 1000, 16) for _ in range(3))
+        >>> klformer.spectral_product(q, k, v, torch.randn(4, 64, 16), feature_map="prf").shape
+        torch.Size([2, 4, 1000, 16])
+    """
+    check_operands(q, k, v, key_mask=key_mask, causal=causal)
+    check_key_bias(key_bias, k)
+    kernel = SpectralKernel(
+        FEATURE_MAPS[feature_map],
+        omega=omega,
+        pair_offset=pair_offset,
+        frequency_bias=frequency_bias,
+        smoothing=_smoothing(smoothing, q),
+    )
+    check_kernel(kernel, num_heads=q.shape[1], head_dim=q.shape[3])
+    mask = kept_keys(key_mask, key_bias)
+    return attend(SpectralOperands(kernel, q, k, v, key_mask=mask, key_bias=key_bias, causal=causal), backend=backend)
+
+
+def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
+    """Which keys are there, (B or 1, H or 1, S): those that the mask (B, S) keeps and whose log-weight is not -inf."""
+    kept = None if key_mask is None else key_mask[:, None]
+    if key_bias is None:
+        return kept
+    weighted = key_bias > -math.inf
+    return weighted if kept is None else kept & weighted
+
+
+def attend(operands: SpectralOperands, *, backend: str = "auto") -> Tensor:
+    """The product of operands that are known to fit; shapes as in `spectral_product`.
+
+    Raises:
+        ArgumentError: there is no such backend, or it can't serve the call.
+    """
+    return choose_backend(backend, operands).attend(operands)
+
+
+def _smoothing(smoothing: float | Tensor, q: Tensor) -> Tensor | None:
+    if isinstance(smoothing, Tensor):
+        return smoothing
+    if not 0 <= smoothing < math.inf:
+        raise ArgumentError(f"smoothing must be at least 0 and finite, got {smoothing}")
+    return (
+        torch.full((1,), smoothing, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        if smoothing
+        else None
+    )

@@ -1,0 +1,148 @@
+"""Who computes the product. A backend says which calls it can serve; `auto` takes the first that can.
+
+A fused backend has a backward of its own and goes through one pair of torch custom ops, so that autograd and
+torch.compile see the product whole. What it keeps for backward is its own business: `empty` makes room for it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from klformer.errors import ArgumentError
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.precision import full_precision
+from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.registry import Registry
+
+
+class Backend(ABC):
+    """A way to compute attention with a spectral kernel."""
+
+    @abstractmethod
+    def supports(self, operands: SpectralOperands) -> bool:
+        """Whether this backend can compute the product of these operands."""
+
+    @abstractmethod
+    def attend(self, operands: SpectralOperands) -> Tensor:
+        """The product (B, H, L, E), differentiable in every operand."""
+
+
+class FusedBackend(Backend):
+    """A backend with a backward of its own.
+
+    Args:
+        name: What it is registered as; its op finds it by this name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def attend(self, operands: SpectralOperands) -> Tensor:
+        named = operands.tensors()
+        fmap = operands.feature_map.name
+        return _forward_op(list(named.values()), ",".join(named), fmap, operands.causal, self.name)[0]
+
+    @abstractmethod
+    def empty(self, operands: SpectralOperands) -> list[Tensor]:
+        """Room for the result, first, and for what forward leaves for backward: uninitialised, of the right shapes."""
+
+    @abstractmethod
+    def forward(self, operands: SpectralOperands) -> list[Tensor]:
+        """What `empty` makes room for, filled."""
+
+    @abstractmethod
+    def backward(
+        self, operands: SpectralOperands, saved: Sequence[Tensor], d_out: Tensor, needed: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Gradients of the operands that are needed, by name, in their shapes."""
+
+
+BACKENDS: Registry[Backend] = Registry("backend")
+
+
+def choose_backend(name: str, operands: SpectralOperands) -> Backend:
+    """The backend called `name`; for "auto" the first that supports the call.
+
+    Raises:
+        ArgumentError: there is no such backend, or it can't serve the call.
+    """
+    if name == "auto":
+        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.supports(operands))
+    backend = BACKENDS[name]
+    if not backend.supports(operands):
+        direction = "causal" if operands.causal else "bidirectional"
+        raise ArgumentError(
+            f"backend {name!r} can't compute a {direction} product with feature_map {operands.feature_map.name!r}; "
+            "'auto' chooses one that can"
+        )
+    return backend
+
+
+def _open(
+    names: str, tensors: Sequence[Tensor], feature_map: str, causal: bool, backend: str
+) -> tuple[FusedBackend, SpectralOperands]:
+    """A call of an op as its backend takes it."""
+    chosen = BACKENDS[backend]
+    assert isinstance(chosen, FusedBackend)
+    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, FEATURE_MAPS[feature_map], causal=causal)
+
+
+@torch.library.custom_op("klformer::spectral_product", mutates_args=())
+def _forward_op(tensors: Sequence[Tensor], names: str, feature_map: str, causal: bool, backend: str) -> list[Tensor]:
+    chosen, operands = _open(names, tensors, feature_map, causal, backend)
+    with full_precision(operands.q):
+        return chosen.forward(operands)
+
+
+@_forward_op.register_fake
+def _(tensors, names, feature_map, causal, backend):  # type: ignore[no-untyped-def]
+    chosen, operands = _open(names, tensors, feature_map, causal, backend)
+    return chosen.empty(operands)
+
+
+@torch.library.custom_op("klformer::spectral_product_backward", mutates_args=())
+def _backward_op(
+    d_out: Tensor,
+    saved: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    names: str,
+    feature_map: str,
+    causal: bool,
+    backend: str,
+    needed: str,
+) -> list[Tensor]:
+    chosen, operands = _open(names, tensors, feature_map, causal, backend)
+    wanted = needed.split(",")
+    with full_precision(d_out):
+        gradients = chosen.backward(operands, saved, d_out, wanted)
+    return [gradients[name].to(tensor.dtype) for name, tensor in operands.tensors().items() if name in wanted]
+
+
+@_backward_op.register_fake
+def _(d_out, saved, tensors, names, feature_map, causal, backend, needed):  # type: ignore[no-untyped-def]
+    named = zip(names.split(","), tensors, strict=True)
+    wanted = needed.split(",")
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for name, x in named if name in wanted]
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.set_materialize_grads(False)
+    tensors, ctx.names, ctx.feature_map, ctx.causal, ctx.backend = inputs
+    ctx.num_operands = len(tensors)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _autograd(ctx, d_outputs):  # type: ignore[no-untyped-def]
+    d_out, needs = d_outputs[0], ctx.needs_input_grad[0]
+    if d_out is None or not any(needs):
+        return [None] * ctx.num_operands, None, None, None, None
+    tensors = ctx.saved_tensors
+    operands, saved = list(tensors[: ctx.num_operands]), list(tensors[ctx.num_operands :])
+    needed = ",".join(name for name, is_needed in zip(ctx.names.split(","), needs, strict=True) if is_needed)
+    found = iter(_backward_op(d_out, saved, operands, ctx.names, ctx.feature_map, ctx.causal, ctx.backend, needed))
+    return [next(found) if is_needed else None for is_needed in needs], None, None, None, None
+
+
+_forward_op.register_autograd(_autograd, setup_context=_setup_context)

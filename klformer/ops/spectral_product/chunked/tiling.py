@@ -1,0 +1,167 @@
+"""How the product is cut up: tiles of (batch, head) rows, chunks of the sequence, and the operands of each piece.
+
+A tile is a few (batch, head) rows that are worked on together; the sequence of a tile is walked through in chunks.
+Both are sized so that the features of a chunk stay in cache, and nothing that is made for a chunk outlives it. `Tile`
+hands out the operands of a chunk ready for use: in the working precision, padding removed, and values with their
+column of ones.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from klformer.ops.spectral_product.operands import SpectralOperands
+
+#: Features of one chunk of a tile, in bytes: what the caches hold on a CPU, what keeps a GPU busy.
+CPU_CHUNK_BYTES = 2 * 2**20
+GPU_CHUNK_BYTES = 64 * 2**20
+#: Chunk lengths in tokens: below the first, calls cost more than arithmetic; above the second, nothing is gained.
+MIN_CHUNK, MAX_CHUNK = 32, 1024
+
+
+def default_chunk(operands: SpectralOperands) -> int:
+    """Tokens a chunk, so that the features of one chunk fit the budget of the device."""
+    device, num_features = operands.q.device, operands.num_features
+    if operands.causal:
+        # The (chunk, chunk) scores cost as much as the state where a chunk is as long as a value is wide.
+        return 64 if device.type == "cpu" and num_features >= 256 else 128
+    rows = operands.q.shape[0] * operands.q.shape[1]
+    length = max(operands.q.shape[2], operands.k.shape[2])
+    tokens = _budget(device) // (4 * num_features * max(1, min(rows, 8)))
+    return min(max(MIN_CHUNK, tokens), MAX_CHUNK, max(1, length))
+
+
+def tiles(operands: SpectralOperands, chunk: int) -> "Iterator[Tile]":
+    """The (batch, head) rows in groups; a group is whole batch entries, or some heads of one."""
+    batch, heads = operands.q.shape[:2]
+    rows = max(1, _budget(operands.q.device) // (chunk * operands.num_features * operands.dtype.itemsize))
+    if rows >= heads:
+        step = max(1, rows // max(1, heads))
+        for start in range(0, batch, step):
+            yield Tile(operands, slice(start, min(start + step, batch)), slice(0, heads))
+        return
+    # Equal groups: 8 heads that fit 7 at a time go as 4 + 4.
+    groups = -(-heads // rows)
+    step = -(-heads // groups)
+    for entry in range(batch):
+        for start in range(0, heads, step):
+            yield Tile(operands, slice(entry, entry + 1), slice(start, min(start + step, heads)))
+
+
+def _budget(device: torch.device) -> int:
+    return CPU_CHUNK_BYTES if device.type == "cpu" else GPU_CHUNK_BYTES
+
+
+class Tile:
+    """Some (batch, head) rows of a call; n of them."""
+
+    def __init__(self, operands: SpectralOperands, batch: slice, heads: slice) -> None:
+        kernel = operands.kernel
+        self.operands = operands
+        self.feature_map = kernel.feature_map
+        self._batch, self._heads = batch, heads
+        self._num_batch, self._num_heads = batch.stop - batch.start, heads.stop - heads.start
+        self.num_rows = self._num_batch * self._num_heads
+        first = batch.start * operands.q.shape[1] + heads.start
+        #: Where the rows stand in a (B * H, ...) view of a result.
+        self.rows = slice(first, first + self.num_rows)
+        self.omega = self._per_row(kernel.omega)  # (n, R, D)
+        self.pair_offset = self._per_row(kernel.pair_offset, unsqueeze=-2)  # (n, 1, D)
+        self.frequency_bias = self._per_row(kernel.frequency_bias, unsqueeze=-2)  # (n, 1, R)
+        self.smoothing = self._per_row(kernel.smoothing, unsqueeze=-1)  # (n, 1)
+        if self.smoothing is not None:
+            # The features leave out the factor 1/R, so that the constant takes R: a common factor cancels.
+            self.smoothing = self.smoothing.unsqueeze(-1) * operands.num_projections  # (n, 1, 1)
+        self._dropped = None if operands.key_mask is None else ~self._per_key(operands.key_mask)
+        self._bias = self._log_weights()
+
+    def _per_row(self, parameter: Tensor | None, unsqueeze: int | None = None) -> Tensor | None:
+        """(H or 1, ...) -> (n, ...) in the working precision."""
+        if parameter is None:
+            return None
+        heads = parameter[self._heads] if parameter.shape[0] > 1 else parameter
+        rows = heads.to(self.operands.dtype).expand(self._num_batch, self._num_heads, *parameter.shape[1:])
+        rows = rows.reshape(self.num_rows, *parameter.shape[1:])
+        return rows if unsqueeze is None else rows.unsqueeze(unsqueeze)
+
+    def _per_key(self, tensor: Tensor) -> Tensor:
+        """(B or 1, H or 1, S) -> (n, S, 1)."""
+        batch = tensor[self._batch] if tensor.shape[0] > 1 else tensor
+        rows = batch[:, self._heads] if tensor.shape[1] > 1 else batch
+        return rows.expand(self._num_batch, self._num_heads, tensor.shape[2]).reshape(self.num_rows, -1, 1)
+
+    def _log_weights(self) -> Tensor | None:
+        """The keys' log-weights (n, S, 1), -inf where there is no key; None where all are 0 and there.
+
+        Padding of a map that is not exponential is left to the values, which are 0 there.
+        """
+        bias = self.operands.key_bias
+        if bias is None and (self._dropped is None or not self.feature_map.exponential):
+            return None
+        if bias is None:
+            bias = self.operands.k.new_zeros(1, 1, 1).expand(1, 1, self.operands.k.shape[2])
+        rows = self._per_key(bias).to(self.operands.dtype)
+        return rows if self._dropped is None else rows.masked_fill(self._dropped, -torch.inf)
+
+    def add_to_parameter(self, gradient: Tensor, rows: Tensor) -> None:
+        """Add the gradients of the rows (n, ...) to that of the parameter they came from, (H or 1, ...)."""
+        per_head = rows.view(self._num_batch, -1, *rows.shape[1:]).sum(0)
+        if gradient.shape[0] > 1:
+            gradient[self._heads] += per_head
+        else:
+            gradient += per_head.sum(0, keepdim=True)
+
+    def add_to_keys(self, gradient: Tensor, rows: Tensor) -> None:
+        """Add the gradients of the rows (n, S) to that of log-weights of keys, (B or 1, H or 1, S)."""
+        per_head = rows.view(self._num_batch, self._num_heads, -1)
+        if gradient.shape[1] == 1:
+            per_head = per_head.sum(1, keepdim=True)
+        if gradient.shape[0] == 1:
+            per_head = per_head.sum(0, keepdim=True)
+        batch = self._batch if gradient.shape[0] > 1 else slice(None)
+        heads = self._heads if gradient.shape[1] > 1 else slice(None)
+        gradient[batch, heads] += per_head
+
+    def chunk(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Positions start to stop of a (B, H, length, .) tensor as (n, chunk, .), in the working precision."""
+        piece = tensor[self._batch, self._heads, start:stop]
+        return piece.to(self.operands.dtype).reshape(self.num_rows, stop - start, tensor.shape[-1])
+
+    def dropped(self, start: int, stop: int) -> Tensor | None:
+        """True where a key is padding, (n, chunk, 1); None where no key can be."""
+        return None if self._dropped is None else self._dropped[:, start:stop]
+
+    def key_bias(self, start: int, stop: int) -> Tensor | None:
+        """Log-weights of a chunk of keys, (n, chunk, 1), -inf for padding; None where there are none."""
+        return None if self._bias is None else self._bias[:, start:stop]
+
+    def queries(self, start: int, stop: int) -> Tensor:
+        return self.chunk(self.operands.q, start, stop)
+
+    def keys(self, start: int, stop: int) -> Tensor:
+        """Keys of a chunk, padding replaced by zeros."""
+        keys = self.chunk(self.operands.k, start, stop)
+        dropped = self.dropped(start, stop)
+        return keys if dropped is None else keys.masked_fill(dropped, 0)
+
+    def values(self, start: int, stop: int) -> Tensor:
+        """[v, 1] of a chunk, (n, chunk, E + 1), padding replaced by zeros."""
+        piece = self.operands.v[self._batch, self._heads, start:stop]
+        num_values = piece.shape[-1]
+        values = torch.empty(*piece.shape[:3], num_values + 1, dtype=self.operands.dtype, device=piece.device)
+        values[..., :num_values] = piece
+        values[..., num_values] = 1
+        values = values.view(self.num_rows, stop - start, num_values + 1)
+        dropped = self.dropped(start, stop)
+        return values if dropped is None else values.masked_fill_(dropped, 0)
+
+    def angle(self, x: Tensor) -> Tensor | None:
+        """x.offset, (n, chunk, 1), where frequencies come in pairs omega + offset and omega - offset."""
+        return None if self.pair_offset is None else (x * self.pair_offset).sum(-1, keepdim=True)
+
+
+def chunk_bounds(length: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of consecutive chunks that cover 0 .. length."""
+    for start in range(0, length, chunk):
+        yield start, min(start + chunk, length)

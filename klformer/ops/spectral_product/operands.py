@@ -1,0 +1,155 @@
+"""What one call of the product consists of: a kernel with finitely many features, and the sequences it is applied to.
+
+    kappa(q, k) = 1/R sum_r exp(a_r) phi_r(q).phi_r(k) + s
+    out_i = sum_j exp(b_j) kappa(q_i, k_j) v_j / sum_j exp(b_j) kappa(q_i, k_j)
+
+a is the frequencies' log-weight (`frequency_bias`), b the keys' (`key_bias`), s the smoothing. Both classes only hold
+tensors: they are checked once, by whoever takes them from a user (`check_kernel`, `ops/shapes.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from klformer.errors import ArgumentError
+from klformer.ops.feature_maps import FeatureMap
+
+
+@dataclass(frozen=True)
+class SpectralKernel:
+    """A kernel with finitely many features, the same for all sequences; per head, or one for all heads."""
+
+    feature_map: FeatureMap
+    #: Frequencies (H or 1, R, D); None for a map without.
+    omega: Tensor | None = None
+    #: (H or 1, D): the frequencies are omega + offset and omega - offset, 2 R of them at the cost of R.
+    pair_offset: Tensor | None = None
+    #: Log-weights of the frequencies, (H or 1, R); of both halves of a pair.
+    frequency_bias: Tensor | None = None
+    #: Constant added to the kernel, (H or 1,), where the map takes one.
+    smoothing: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SpectralOperands:
+    """A kernel and the sequences: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E)."""
+
+    kernel: SpectralKernel
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    #: (B or 1, H or 1, S), True = keep. A key that is not kept is not there, whatever it holds.
+    key_mask: Tensor | None = None
+    #: Log-weights of the keys, (B or 1, H or 1, S); finite where the key is kept.
+    key_bias: Tensor | None = None
+    #: Query i sees keys 0 .. i only.
+    causal: bool = False
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        return self.kernel.feature_map
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The working precision: at least float32, whatever the operands are stored in."""
+        operands = torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)
+        return torch.promote_types(operands, torch.float32)
+
+    @property
+    def num_projections(self) -> int:
+        """Scores of a token: the frequencies R, or D for a map without."""
+        return self.q.shape[-1] if self.kernel.omega is None else self.kernel.omega.shape[-2]
+
+    @property
+    def num_features(self) -> int:
+        return self.feature_map.parts * self.num_projections
+
+    @property
+    def value_columns(self) -> int:
+        """Columns W of the weighted values: the values and a one, twice where a pair offset splits them in two."""
+        return (self.v.shape[-1] + 1) * (1 if self.kernel.pair_offset is None else 2)
+
+    @property
+    def num_shifts(self) -> int:
+        """Numbers that a state refers to: the largest score of each feature, or the largest log-weight of a key."""
+        if self.feature_map.exponential:
+            return self.num_projections
+        return 0 if self.key_bias is None else 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The operands that are there, by name."""
+        kernel = self.kernel
+        named = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "omega": kernel.omega,
+            "pair_offset": kernel.pair_offset,
+            "frequency_bias": kernel.frequency_bias,
+            "smoothing": kernel.smoothing,
+            "key_bias": self.key_bias,
+            "key_mask": self.key_mask,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @staticmethod
+    def from_tensors(
+        names: Sequence[str], tensors: Sequence[Tensor], feature_map: FeatureMap, *, causal: bool
+    ) -> "SpectralOperands":
+        """What `tensors()` was made of."""
+        named = dict(zip(names, tensors, strict=True))
+        kernel = SpectralKernel(
+            feature_map,
+            omega=named.get("omega"),
+            pair_offset=named.get("pair_offset"),
+            frequency_bias=named.get("frequency_bias"),
+            smoothing=named.get("smoothing"),
+        )
+        return SpectralOperands(
+            kernel,
+            named["q"],
+            named["k"],
+            named["v"],
+            key_mask=named.get("key_mask"),
+            key_bias=named.get("key_bias"),
+            causal=causal,
+        )
+
+
+def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
+    """Raises ArgumentError if a tensor of the kernel does not fit its map, the heads or the head size."""
+    fmap, omega = kernel.feature_map, kernel.omega
+    if (omega is not None) != fmap.needs_frequencies:
+        verb = "needs" if fmap.needs_frequencies else "takes no"
+        raise ArgumentError(f"feature_map {fmap.name!r} {verb} frequencies (omega)")
+    if omega is not None:
+        _check_shape("omega", omega, num_heads, ("R", head_dim))
+        if omega.shape[1] == 0:
+            raise ArgumentError(f"omega must have at least one frequency, got shape {tuple(omega.shape)}")
+    if kernel.pair_offset is not None:
+        if fmap.name != "rks":
+            raise ArgumentError(f"pair_offset goes with feature_map 'rks' only, got {fmap.name!r}")
+        _check_shape("pair_offset", kernel.pair_offset, num_heads, (head_dim,))
+    if kernel.frequency_bias is not None:
+        if omega is None:
+            raise ArgumentError(f"frequency_bias is for frequencies, which feature_map {fmap.name!r} does not have")
+        _check_shape("frequency_bias", kernel.frequency_bias, num_heads, (omega.shape[1],))
+    if kernel.smoothing is not None:
+        if not fmap.takes_smoothing:
+            raise ArgumentError(f"smoothing must be 0 for feature_map {fmap.name!r}")
+        _check_shape("smoothing", kernel.smoothing, num_heads, ())
+
+
+def _check_shape(name: str, tensor: Tensor, num_heads: int, sizes: tuple[int | str, ...]) -> None:
+    """Raises ArgumentError unless the shape is (num_heads or 1, *sizes); a size that is a letter may be any."""
+    fits = tensor.dim() == 1 + len(sizes) and tensor.shape[0] in (1, num_heads)
+    fits = fits and all(
+        isinstance(size, str) or found == size for size, found in zip(sizes, tensor.shape[1:], strict=True)
+    )
+    if not fits or not tensor.is_floating_point():
+        wanted = ", ".join(map(str, (f"{num_heads} or 1", *sizes)))
+        raise ArgumentError(
+            f"{name} must be floating-point of shape ({wanted}), got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
