@@ -8,9 +8,11 @@ from klformer.attention import local, longformer, bigbird, sparse, linformer, re
 # isort: on
 from klformer.attention.base import AttentionMechanism, attention_names, attention_options, build_attention
 from klformer.attention.multihead import MultiheadAttention
+from klformer.attention.spec import AttentionSpec
 
 __all__ = [
     "AttentionMechanism",
+    "AttentionSpec",
     "MultiheadAttention",
     "attention_names",
     "attention_options",
