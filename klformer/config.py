@@ -20,7 +20,8 @@ class Config(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ArgumentError(describe_problems(error)) from error
+            # Pydantic's own message is a box with a link that says the same.
+            raise ArgumentError(describe_problems(error)) from None
 
     # Pydantic validates nested configurations without calling this method then, and keeps the place of a problem.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -72,6 +72,7 @@ def test_bad_values_are_named_in_one_line(arguments, message):
         EncoderConfig(**arguments)
     assert "\n" not in str(caught.value)
     assert "pydantic" not in str(caught.value)
+    assert caught.value.__suppress_context__
 
 
 def test_what_is_validated_from_data_says_where_the_problem_is():
