@@ -21,7 +21,7 @@ from klformer.bench.model.step import MATERIALISED
 from klformer.cli import report as command
 from klformer.cli.report import Report
 from klformer.memory import MEBIBYTE
-from klformer.runs.config import AttentionConfig
+from klformer.models import AttentionSpec
 from klformer.runs.presets import preset
 
 ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
@@ -32,7 +32,7 @@ def make_run(
 ):
     """A run's folder as `klformer train` leaves it; `changes` go into the configuration, like training={...}."""
     known = task if task in ("listops", "text", "retrieval", "image", "sparsity") else "text"
-    config = preset(preset_name, known, AttentionConfig.parse(attention)).model_dump(mode="json")
+    config = preset(preset_name, known, AttentionSpec.parse(attention)).model_dump(mode="json")
     config |= {"task": task, "seed": seed}
     for section, values in changes.items():
         config[section] = config[section] | values

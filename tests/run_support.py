@@ -6,7 +6,8 @@ import sys
 
 import torch
 
-from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.models import AttentionSpec
+from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import preset
 from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
@@ -36,7 +37,7 @@ class Listener(SilentReporter):
 
 
 def tiny(tmp_path, attention="gmm-rks:num_frequencies=8", *, schedule="constant", **training):
-    base = preset("laptop", "sparsity", AttentionConfig.parse(attention)).model_dump()
+    base = preset("laptop", "sparsity", AttentionSpec.parse(attention)).model_dump()
     for section, values in TINY.items():
         base[section] |= values
     base["data"]["root"] = tmp_path / "data"

@@ -17,10 +17,12 @@ from klformer.attention.base import (
 )
 from klformer.attention.kernelized import register_spectrum
 from klformer.attention.multihead import MultiheadAttention
+from klformer.attention.spec import AttentionSpec
 
 __all__ = [
     "AttentionMechanism",
     "AttentionSizes",
+    "AttentionSpec",
     "MultiheadAttention",
     "attention_capabilities",
     "attention_names",

@@ -5,7 +5,7 @@ Masks: True = keep, everywhere. An attention sees heads only; the projections ar
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -325,9 +325,16 @@ def build_attention(
     return entry.build(AttentionSizes(num_heads, head_dim, value_dim, max_len), **options)
 
 
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
+def unknown_option(name: str, options: Iterable[str]) -> str | None:
+    """What is wrong with the names of options of an attention; None if it has all of them."""
     known = ATTENTIONS[name].options
     for option in options:
         if option not in known:
             allowed = ", ".join(known) or "none"
-            raise ArgumentTypeError(f"{name} has no option {option!r}{suggestion(option, known)} Options: {allowed}")
+            return f"{name} has no option {option!r}{suggestion(option, known)} Options: {allowed}"
+    return None
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    if problem := unknown_option(name, options):
+        raise ArgumentTypeError(problem)

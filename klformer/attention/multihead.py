@@ -1,13 +1,23 @@
-"""Query, key, value and output projections around any attention."""
+"""Query, key, value and output projections around any attention, and rotary positions between the two."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, build_attention
+from klformer.attention.base import AttentionMechanism
+from klformer.attention.spec import AttentionSpec
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
+from klformer.ops.rotary import rotate
+
+
+@dataclass(frozen=True)
+class MultiheadState:
+    """What a layer carries in decoding: the state of its attention, and how many tokens it has absorbed."""
+
+    inner: Any
+    num_tokens: int
 
 
 class MultiheadAttention(nn.Module):
@@ -19,13 +29,14 @@ class MultiheadAttention(nn.Module):
     Args:
         model_dim: Size of a token.
         num_heads: Heads H.
-        attention: Name of the attention; see `attention_names()`.
+        attention: The attention and its options, like "gmm-rks:num_frequencies=64"; see `attention_names()`.
         head_dim: Size D of queries and keys; model_dim / num_heads if None.
         value_dim: Size E of values; D if None.
         max_len: Longest sequence; only some attentions need it.
         bias: Whether the projections have a bias.
-        options: Options of the attention; see `attention_options(name)`.
         causal: The layer will be used causally: refuse an attention that can't be.
+        rotary: Rotate queries and keys by their position, see `ops.rotary`. For self-attention: a memory must be the
+            sequence that begins with x. If D is odd, the last channel is left alone.
     """
 
     def __init__(
@@ -33,13 +44,13 @@ class MultiheadAttention(nn.Module):
         *,
         model_dim: int,
         num_heads: int,
-        attention: str = "gmm-rks",
+        attention: str | AttentionSpec = "gmm-rks",
         head_dim: int | None = None,
         value_dim: int | None = None,
         max_len: int | None = None,
         bias: bool = False,
-        options: Mapping[str, Any] | None = None,
         causal: bool = False,
+        rotary: bool = False,
     ) -> None:
         super().__init__()
         check_count("model_dim", model_dim)
@@ -48,13 +59,17 @@ class MultiheadAttention(nn.Module):
             if model_dim % num_heads:
                 raise ArgumentError(f"model_dim={model_dim} is not a multiple of num_heads={num_heads}; give head_dim")
             head_dim = model_dim // num_heads
-        self.mechanism: AttentionMechanism = build_attention(
-            attention, num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **(options or {})
+        spec = AttentionSpec.of(attention)
+        self.mechanism: AttentionMechanism = spec.build(
+            num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len
         )
         if causal and not self.mechanism.supports_causal:
-            raise ArgumentError(f"attention {attention!r} has no causal form")
+            raise ArgumentError(f"attention {spec.name!r} has no causal form")
+        if rotary:
+            _check_rotary(spec.name, self.mechanism)
         self.num_heads = num_heads
         self.causal = causal
+        self.rotary = rotary
         self.head_dim = head_dim
         inner_dim, values_dim = num_heads * head_dim, num_heads * self.mechanism.value_dim
         self.query = _projection(model_dim, inner_dim, bias) if self.mechanism.uses_queries else None
@@ -71,32 +86,48 @@ class MultiheadAttention(nn.Module):
         if memory is not None and not self.mechanism.supports_cross:
             raise ArgumentError(f"{type(self.mechanism).__name__} can't attend to another sequence")
         source = x if memory is None else memory
-        q, k, v = self._queries(x), self._keys(source), self._split(self.value(source))
+        q, k, v = self._queries(x, 0), self._keys(source, 0), self._split(self.value(source))
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
 
-    def initial_state(self, batch_size: int) -> Any:
+    def initial_state(self, batch_size: int) -> MultiheadState:
         """The state of decoding before the first token."""
-        return self.mechanism.initial_state(batch_size)
+        return MultiheadState(self.mechanism.initial_state(batch_size), num_tokens=0)
 
-    def absorb(self, state: Any, tokens: Tensor, *, key_mask: Tensor | None = None) -> Any:
+    def absorb(self, state: MultiheadState, tokens: Tensor, *, key_mask: Tensor | None = None) -> MultiheadState:
         """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""
-        k, v = self._keys(tokens), self._split(self.value(tokens))
-        return self.mechanism.absorb(state, k, v, key_mask=key_mask)
+        k, v = self._keys(tokens, state.num_tokens), self._split(self.value(tokens))
+        inner = self.mechanism.absorb(state.inner, k, v, key_mask=key_mask)
+        return MultiheadState(inner, state.num_tokens + tokens.shape[1])
 
-    def read(self, state: Any, x: Tensor) -> Tensor:
-        """Attend from x (B, L, model_dim) to all that the state has absorbed."""
-        return self._merge(self.mechanism.read(state, self._queries(x)))
+    def read(self, state: MultiheadState, x: Tensor) -> Tensor:
+        """Attend from x (B, L, model_dim) to all that the state has absorbed.
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        With rotary positions x has those of the last L tokens that were absorbed.
+        """
+        first = state.num_tokens - x.shape[1]
+        if self.rotary and first < 0:
+            raise ArgumentError(
+                f"rotary positions: {x.shape[1]} tokens read from a state that has absorbed {state.num_tokens}; "
+                "absorb a token before it reads"
+            )
+        return self._merge(self.mechanism.read(state.inner, self._queries(x, first)))
+
+    def step(self, x: Tensor, state: MultiheadState) -> tuple[Tensor, MultiheadState]:
         """One token (B, 1, model_dim) of causal self-attention, and the next state."""
-        heads, state = self.mechanism.step(self._queries(x), self._keys(x), self._split(self.value(x)), state)
-        return self._merge(heads), state
+        q, k = self._queries(x, state.num_tokens), self._keys(x, state.num_tokens)
+        heads, inner = self.mechanism.step(q, k, self._split(self.value(x)), state.inner)
+        return self._merge(heads), MultiheadState(inner, state.num_tokens + 1)
 
-    def _queries(self, x: Tensor) -> Tensor:
-        return self._nothing(x) if self.query is None else self._split(self.query(x))
+    def _queries(self, x: Tensor, first_position: int) -> Tensor:
+        return self._nothing(x) if self.query is None else self._placed(self.query(x), first_position)
 
-    def _keys(self, x: Tensor) -> Tensor:
-        return self._nothing(x) if self.key is None else self._split(self.key(x))
+    def _keys(self, x: Tensor, first_position: int) -> Tensor:
+        return self._nothing(x) if self.key is None else self._placed(self.key(x), first_position)
+
+    def _placed(self, x: Tensor, first_position: int) -> Tensor:
+        """(B, L, H D) -> (B, H, L, D), rotated if positions are rotary."""
+        heads = self._split(x)
+        return rotate(heads, first_position) if self.rotary else heads
 
     def _nothing(self, x: Tensor) -> Tensor:
         """The shape (B, H, L, D) of what the mechanism does not look at, without its memory."""
@@ -109,6 +140,13 @@ class MultiheadAttention(nn.Module):
     def _merge(self, heads: Tensor) -> Tensor:
         """(B, H, L, E) -> (B, L, model_dim)."""
         return self.out(heads.transpose(1, 2).flatten(-2).to(self.out.weight.dtype))
+
+
+def _check_rotary(name: str, mechanism: AttentionMechanism) -> None:
+    if not (mechanism.uses_queries or mechanism.uses_keys):
+        raise ArgumentError(f"attention {name!r} looks at neither queries nor keys: rotary positions say nothing to it")
+    if mechanism.head_dim < 2:
+        raise ArgumentError(f"rotary positions need a head_dim of at least 2, got {mechanism.head_dim}")
 
 
 def _projection(inputs: int, outputs: int, bias: bool) -> nn.Linear:

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from klformer.attention import attention_options, build_attention
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
-from klformer.models import TransformerEncoder
+from klformer.models import AttentionSpec, EncoderConfig, TransformerEncoder
 
 Level = Literal["attention", "encoder"]
 Maker = Literal["klformer", "torch", "performer-pytorch", "materialised"]
@@ -233,16 +233,16 @@ def _our_attention(name: str, sizes: PeerSizes) -> nn.Module:
 
 def _our_encoder(contender: Contender, sizes: PeerSizes) -> TransformerEncoder:
     model_dim = sizes.heads * sizes.head_dim
-    return TransformerEncoder(
+    config = EncoderConfig(
         model_dim=model_dim,
         num_layers=sizes.num_layers,
         num_heads=sizes.heads,
         ffn_dim=4 * model_dim,
-        attention=contender.attention,
+        attention=AttentionSpec(name=contender.attention, options=_options(contender.attention, sizes)),
         max_len=sizes.length,
         dropout=0.0,
-        options=_options(contender.attention, sizes),
     )
+    return TransformerEncoder(config)
 
 
 def _options(name: str, sizes: PeerSizes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
-from klformer.attention import MultiheadAttention
+from klformer.attention import AttentionSpec, MultiheadAttention
 from klformer.environment import describe_machine
 from klformer.memory import MEBIBYTE, extra_peak_memory
 
@@ -38,8 +38,7 @@ def run(options: LayerBench) -> None:
     layer = MultiheadAttention(
         model_dim=options.heads * options.head_dim,
         num_heads=options.heads,
-        attention=options.attention,
-        options={"num_frequencies": options.num_frequencies},
+        attention=AttentionSpec(name=options.attention, options={"num_frequencies": options.num_frequencies}),
     )
 
     def step(length: int) -> float:

@@ -8,7 +8,7 @@ import tyro
 
 from klformer.cli.subcommands import peek
 from klformer.errors import ArgumentError
-from klformer.runs.config import AttentionConfig
+from klformer.models import AttentionSpec
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset
 from klformer.tasks import TASKS, DataConfig, Task, build_task, task_names
 
@@ -51,7 +51,7 @@ def parse(arguments: list[str]) -> list[Data]:
 def _parse_one(task: str | None, arguments: list[str]) -> Data:
     """The command, about this task if the arguments name none."""
     peeked = peek(arguments, task=task, preset=DEFAULT_PRESET)
-    usual = preset(peeked.preset, peeked.task or DEFAULT_TASK, AttentionConfig(name=DEFAULT_ATTENTION)).data
+    usual = preset(peeked.preset, peeked.task or DEFAULT_TASK, AttentionSpec(name=DEFAULT_ATTENTION)).data
     data = DataConfig() if peeked.task is None else usual
     default = Data(action=tyro.MISSING, task=peeked.task, preset=peeked.preset, data=data)
     return tyro.cli(Data, args=arguments, default=default, prog="klformer data")

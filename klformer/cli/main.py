@@ -29,9 +29,10 @@ from klformer.cli.report import run as write_report
 from klformer.cli.subcommands import peek
 from klformer.config import describe_problems
 from klformer.errors import ArgumentError, ArgumentTypeError, Interrupted, OtherProcessFailedError, UserError
+from klformer.models import AttentionSpec, ModelConfig
 from klformer.report.curves import draw_curves
 from klformer.runs.compare import compare, comparison_name, comparison_table
-from klformer.runs.config import AttentionConfig, ExperimentConfig, ModelConfig
+from klformer.runs.config import ExperimentConfig
 from klformer.runs.load import load_run
 from klformer.runs.naming import attention_label, describe_accuracy, run_name
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset
@@ -52,7 +53,7 @@ class Settings:
     schedule: ScheduleConfig
     training: TrainingConfig
 
-    def experiment(self, task: str, preset_name: str, attention: AttentionConfig, seed: int) -> ExperimentConfig:
+    def experiment(self, task: str, preset_name: str, attention: AttentionSpec, seed: int) -> ExperimentConfig:
         """The full configuration; options of the attention that were not given are the preset's."""
         chosen = {name: getattr(self, name) for name in SETTINGS}
         if self.data.root is not None:
@@ -266,7 +267,7 @@ def _parse(arguments: list[str]) -> Any:
     default: Any = tyro.MISSING_NONPROP
     if name in ("train", "compare"):
         peeked = peek(rest, task=DEFAULT_TASK, attention=DEFAULT_ATTENTION, preset=DEFAULT_PRESET)
-        chosen = preset(peeked.preset, peeked.task, AttentionConfig.parse(peeked.attention))
+        chosen = preset(peeked.preset, peeked.task, AttentionSpec.parse(peeked.attention))
         settings = {setting: getattr(chosen, setting) for setting in SETTINGS}
         default = COMMANDS[name](**settings, task=peeked.task, preset=peeked.preset)
     return tyro.cli(COMMANDS[name], args=rest, default=default, prog=f"klformer {name}")
@@ -294,7 +295,7 @@ def _run(command: Any) -> None:
 
 
 def _train(command: Train) -> None:
-    attention = AttentionConfig.parse(command.attention)
+    attention = AttentionSpec.parse(command.attention)
     config = command.experiment(command.task, command.preset, attention, command.seed)
     folder = command.out.expanduser() / (command.name or run_name(config))
     train_run(config, folder, resume=command.resume, reporter=make_reporter(quiet=command.quiet))
@@ -303,7 +304,7 @@ def _train(command: Train) -> None:
 def _compare(command: Compare) -> None:
     if not command.attentions or not command.seeds:
         raise ArgumentError("give at least one attention and one seed")
-    attentions = [AttentionConfig.parse(text) for text in command.attentions]
+    attentions = [AttentionSpec.parse(text) for text in command.attentions]
     configs = [
         command.experiment(command.task, command.preset, attention, seed)
         for seed in command.seeds
@@ -329,7 +330,7 @@ def _evaluate(command: Eval) -> None:
 
 
 def _profile(command: Profile) -> None:
-    config = preset(command.preset, command.task, AttentionConfig.parse(command.attention))
+    config = preset(command.preset, command.task, AttentionSpec.parse(command.attention))
     print(f"{config.task} with {attention_label(config)}, preset {config.preset}")
     if command.padding is None:
         print(profile_step(config, batch_size=command.batch_size).describe())

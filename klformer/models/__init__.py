@@ -1,16 +1,23 @@
-"""Transformers around any attention."""
+"""Transformers around any attention, and the configurations that describe them."""
 
+from klformer.attention import AttentionSpec
+from klformer.models.build import build_classifier
 from klformer.models.classifiers import PairClassifier, SequenceClassifier
+from klformer.models.config import EncoderConfig, ModelConfig
 from klformer.models.embeddings import SequenceEmbedding
 from klformer.models.heads import ClassifierHead, PairClassifierHead
 from klformer.models.transformer import TransformerDecoder, TransformerEncoder
 
 __all__ = [
+    "AttentionSpec",
     "ClassifierHead",
+    "EncoderConfig",
+    "ModelConfig",
     "PairClassifier",
     "PairClassifierHead",
     "SequenceClassifier",
     "SequenceEmbedding",
     "TransformerDecoder",
     "TransformerEncoder",
+    "build_classifier",
 ]

@@ -28,12 +28,13 @@ class SequenceEmbedding(nn.Module):
         max_len: Longest sequence, without CLS; what comes after sees one token more with CLS.
         vocab_size: Number of tokens; give this or `input_dim`.
         input_dim: Size of input vectors; give this or `vocab_size`.
-        positions: "sinusoidal" or "learned".
+        positions: "sinusoidal" or "learned" are added; for "rotary" nothing is, because the attention rotates by them.
         cls: Put a learned token, zero at first, in front of every sequence.
         dropout: Applied to the sum.
     """
 
     cls_token: nn.Parameter | None
+    positions: Tensor | None
 
     def __init__(
         self,
@@ -42,14 +43,14 @@ class SequenceEmbedding(nn.Module):
         max_len: int,
         vocab_size: int | None = None,
         input_dim: int | None = None,
-        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal",
         cls: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_count("model_dim", model_dim)
         check_count("max_len", max_len)
-        check_choice("positions", positions, ("sinusoidal", "learned"))
+        check_choice("positions", positions, ("sinusoidal", "learned", "rotary"))
         check_probability("dropout", dropout)
         if (vocab_size is None) == (input_dim is None):
             raise ArgumentError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
@@ -64,7 +65,9 @@ class SequenceEmbedding(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, model_dim)) if cls else None
         num_positions = max_len + int(cls)
         if positions == "learned":
-            self.positions: Tensor = nn.Parameter(torch.empty(num_positions, model_dim).normal_(std=0.02))
+            self.positions = nn.Parameter(torch.empty(num_positions, model_dim).normal_(std=0.02))
+        elif positions == "rotary":
+            self.positions = None
         else:
             self.register_buffer("positions", sinusoidal_positions(num_positions, model_dim), persistent=False)
         self.dropout = nn.Dropout(dropout)
@@ -91,5 +94,6 @@ class SequenceEmbedding(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
             if key_mask is not None:
                 key_mask = torch.cat([key_mask.new_ones(x.shape[0], 1), key_mask], dim=1)
-        x = x + self.positions[offset : offset + x.shape[1]]
+        if self.positions is not None:
+            x = x + self.positions[offset : offset + x.shape[1]]
         return self.dropout(x), key_mask

@@ -1,4 +1,4 @@
-"""From the encoder's output to class scores, as in Long Range Arena: a small network on the CLS position."""
+"""From the encoder's output to scores, as in Long Range Arena: a small network on one vector for each sequence."""
 
 from typing import Literal
 
@@ -9,12 +9,12 @@ from klformer.checks import check_choice, check_count
 
 
 class ClassifierHead(nn.Sequential):
-    """Linear, ReLU, Linear on one vector: (B, model_dim) -> (B, num_classes)."""
+    """Linear, ReLU, Linear on one vector: (B, model_dim) -> (B, num_outputs)."""
 
-    def __init__(self, *, model_dim: int, hidden_dim: int, num_classes: int) -> None:
+    def __init__(self, *, model_dim: int, hidden_dim: int, num_outputs: int) -> None:
         check_count("hidden_dim", hidden_dim)
-        check_count("num_classes", num_classes, minimum=2)
-        super().__init__(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_classes))
+        check_count("num_outputs", num_outputs)
+        super().__init__(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_outputs))
 
 
 #: How many vectors of model_dim the classifier of a pair sees.
@@ -22,14 +22,14 @@ PAIR_FEATURES = {"concat": 2, "difference": 3}
 
 
 class PairClassifierHead(nn.Module):
-    """Two vectors through Linear, ReLU, Linear, ReLU, Linear: (B, model_dim) twice -> (B, num_classes).
+    """Two vectors through Linear, ReLU, Linear, ReLU, Linear: (B, model_dim) twice -> (B, num_outputs).
 
     The hidden layers have `hidden_dim` and half of it (512 and 256 in Retrieval).
 
     Args:
         model_dim: Size of each vector.
         hidden_dim: Size of the first hidden layer.
-        num_classes: Number of scores.
+        num_outputs: Number of scores: classes, or 1 for a regression.
         pair_features: "concat" gives the network both vectors, as in Long Range Arena; "difference" also the absolute
             value of their difference, as in Sentence-BERT, from which a comparison is learned much sooner.
     """
@@ -39,12 +39,12 @@ class PairClassifierHead(nn.Module):
         *,
         model_dim: int,
         hidden_dim: int,
-        num_classes: int,
+        num_outputs: int,
         pair_features: Literal["concat", "difference"] = "concat",
     ) -> None:
         super().__init__()
         check_count("hidden_dim", hidden_dim, minimum=2)
-        check_count("num_classes", num_classes, minimum=2)
+        check_count("num_outputs", num_outputs)
         check_choice("pair_features", pair_features, PAIR_FEATURES)
         self.pair_features = pair_features
         self.layers = nn.Sequential(
@@ -52,11 +52,11 @@ class PairClassifierHead(nn.Module):
             nn.ReLU(),
             nn.Linear(hidden_dim, hidden_dim // 2),
             nn.ReLU(),
-            nn.Linear(hidden_dim // 2, num_classes),
+            nn.Linear(hidden_dim // 2, num_outputs),
         )
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Scores (B, num_classes) of the pairs."""
+        """Scores (B, num_outputs) of the pairs."""
         vectors = [first, second]
         if self.pair_features == "difference":
             vectors.append((first - second).abs())

@@ -3,16 +3,16 @@
 x <- x + Attention(LN x);  [decoder: x <- x + Attention(LN x, memory)];  x <- x + FF(LN x);  LN at the end
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from klformer.attention import MultiheadAttention
-from klformer.checks import check_choice, check_count, check_probability
+from klformer.attention import AttentionSpec, MultiheadAttention
+from klformer.attention.multihead import MultiheadState
 from klformer.errors import ArgumentError
+from klformer.models.config import EncoderConfig
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
@@ -21,8 +21,6 @@ class FeedForward(nn.Sequential):
     """Linear, activation, dropout, Linear."""
 
     def __init__(self, *, model_dim: int, hidden_dim: int, activation: str, dropout: float) -> None:
-        check_count("ffn_dim", hidden_dim)
-        check_choice("activation", activation, ACTIVATIONS)
         first, second = nn.Linear(model_dim, hidden_dim), nn.Linear(hidden_dim, model_dim)
         for layer in (first, second):
             nn.init.xavier_uniform_(layer.weight)
@@ -33,27 +31,23 @@ class FeedForward(nn.Sequential):
 class TransformerLayer(nn.Module):
     """One block: self-attention, attention to a memory if it is a decoder's with one, feed-forward."""
 
-    def __init__(
-        self,
-        *,
-        model_dim: int,
-        ffn_dim: int,
-        dropout: float,
-        activation: str,
-        attention: Mapping[str, Any],
-        causal: bool,
-        cross_attention: bool,
-    ) -> None:
+    def __init__(self, config: EncoderConfig, attention: AttentionSpec, *, causal: bool, cross_attention: bool) -> None:
         super().__init__()
-        self.self_norm = nn.LayerNorm(model_dim)
-        self.self_attention = MultiheadAttention(model_dim=model_dim, causal=causal, **attention)
-        self.cross_norm = nn.LayerNorm(model_dim) if cross_attention else None
-        self.cross_attention = MultiheadAttention(model_dim=model_dim, **attention) if cross_attention else None
+        self.self_norm = nn.LayerNorm(config.model_dim)
+        self.self_attention = _attention(config, attention, causal=causal, rotary=config.rotary)
+        self.cross_norm = nn.LayerNorm(config.model_dim) if cross_attention else None
+        # Positions of another sequence are not comparable with ours: no rotation.
+        self.cross_attention = _attention(config, attention, causal=False, rotary=False) if cross_attention else None
         if self.cross_attention is not None and not self.cross_attention.mechanism.supports_cross:
-            raise ArgumentError(f"attention {attention['attention']!r} can't attend to another sequence")
-        self.ffn_norm = nn.LayerNorm(model_dim)
-        self.ffn = FeedForward(model_dim=model_dim, hidden_dim=ffn_dim, activation=activation, dropout=dropout)
-        self.dropout = nn.Dropout(dropout)
+            raise ArgumentError(f"attention {attention.name!r} can't attend to another sequence")
+        self.ffn_norm = nn.LayerNorm(config.model_dim)
+        self.ffn = FeedForward(
+            model_dim=config.model_dim,
+            hidden_dim=config.ffn_dim,
+            activation=config.activation,
+            dropout=config.dropout,
+        )
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
@@ -87,7 +81,7 @@ class TransformerLayer(nn.Module):
         """One token (B, 1, model_dim) and the next state."""
         attended, own = self.self_attention.step(self.self_norm(x), state.own)
         x = x + self.dropout(attended)
-        if self.cross_attention is not None and self.cross_norm is not None:
+        if self.cross_attention is not None and self.cross_norm is not None and state.cross is not None:
             x = x + self.dropout(self.cross_attention.read(state.cross, self.cross_norm(x)))
         return x + self.dropout(self.ffn(self.ffn_norm(x))), LayerState(own, state.cross)
 
@@ -96,58 +90,35 @@ class TransformerLayer(nn.Module):
 class LayerState:
     """What a decoder layer carries from token to token: its own past, and the memory."""
 
-    own: Any
-    cross: Any
+    own: MultiheadState
+    cross: MultiheadState | None
+
+
+def _attention(config: EncoderConfig, attention: AttentionSpec, *, causal: bool, rotary: bool) -> MultiheadAttention:
+    return MultiheadAttention(
+        model_dim=config.model_dim,
+        num_heads=config.num_heads,
+        attention=attention,
+        head_dim=config.head_dim,
+        value_dim=config.value_dim,
+        max_len=config.max_len,
+        causal=causal,
+        rotary=rotary,
+    )
 
 
 class _Stack(nn.Module):
     """Layers and the final normalisation."""
 
-    def __init__(
-        self,
-        *,
-        model_dim: int,
-        num_layers: int,
-        num_heads: int,
-        ffn_dim: int,
-        attention: str,
-        head_dim: int | None,
-        value_dim: int | None,
-        max_len: int | None,
-        dropout: float,
-        activation: str,
-        options: Mapping[str, Any] | None,
-        checkpoint_layers: bool,
-        causal: bool,
-        cross_attention: bool,
-    ) -> None:
+    def __init__(self, config: EncoderConfig, *, causal: bool, cross_attention: bool) -> None:
         super().__init__()
-        check_count("model_dim", model_dim)
-        check_count("num_layers", num_layers)
-        check_probability("dropout", dropout)
-        self.checkpoint_layers = checkpoint_layers
+        self.config = config
         self.cross_attention = cross_attention
-        attention_arguments = {
-            "num_heads": num_heads,
-            "attention": attention,
-            "head_dim": head_dim,
-            "value_dim": value_dim,
-            "max_len": max_len,
-            "options": options,
-        }
         self.layers = nn.ModuleList(
-            TransformerLayer(
-                model_dim=model_dim,
-                ffn_dim=ffn_dim,
-                dropout=dropout,
-                activation=activation,
-                attention=attention_arguments,
-                causal=causal,
-                cross_attention=cross_attention,
-            )
-            for _ in range(num_layers)
+            TransformerLayer(config, attention, causal=causal, cross_attention=cross_attention)
+            for attention in config.attention_of_layers()
         )
-        self.norm = nn.LayerNorm(model_dim)
+        self.norm = nn.LayerNorm(config.model_dim)
 
     def _run(
         self,
@@ -159,7 +130,7 @@ class _Stack(nn.Module):
     ) -> Tensor:
         for index, layer in enumerate(self.layers):
             wanted = num_outputs if index == len(self.layers) - 1 else None
-            if self.checkpoint_layers and self.training:
+            if self.config.checkpoint_layers and self.training:
                 x = checkpoint(layer, x, key_mask, memory, memory_mask, wanted, use_reentrant=False)
             else:
                 x = layer(x, key_mask, memory, memory_mask, wanted)
@@ -170,53 +141,14 @@ class TransformerEncoder(_Stack):
     """(B, L, model_dim) -> (B, L, model_dim), every position seeing every position that is not padding.
 
     Args:
-        model_dim: Size of a token.
-        num_layers: Blocks.
-        num_heads: Heads H.
-        ffn_dim: Hidden size of the feed-forward part.
-        attention: Name of the attention; see `attention_names()`.
-        head_dim: Size D of queries and keys; model_dim / num_heads if None.
-        value_dim: Size E of values; D if None.
-        max_len: Longest sequence; only some attentions need it.
-        dropout: After attention, inside and after the feed-forward part.
-        activation: "gelu" or "relu".
-        options: Options of the attention; see `attention_options(name)`.
-        checkpoint_layers: Keep only the inputs of each layer for backward and compute the rest again. Less memory, a
-            third more time; in training mode only.
+        config: Sizes and attention.
+
+    Raises:
+        ValueError: if an attention can't be built with these sizes.
     """
 
-    def __init__(
-        self,
-        *,
-        model_dim: int,
-        num_layers: int,
-        num_heads: int,
-        ffn_dim: int,
-        attention: str = "gmm-rks",
-        head_dim: int | None = None,
-        value_dim: int | None = None,
-        max_len: int | None = None,
-        dropout: float = 0.1,
-        activation: Literal["gelu", "relu"] = "gelu",
-        options: Mapping[str, Any] | None = None,
-        checkpoint_layers: bool = False,
-    ) -> None:
-        super().__init__(
-            model_dim=model_dim,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            ffn_dim=ffn_dim,
-            attention=attention,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            max_len=max_len,
-            dropout=dropout,
-            activation=activation,
-            options=options,
-            checkpoint_layers=checkpoint_layers,
-            causal=False,
-            cross_attention=False,
-        )
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, causal=False, cross_attention=False)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None, num_outputs: int | None = None) -> Tensor:
         """Encode x (B, L, model_dim).
@@ -236,47 +168,15 @@ class TransformerDecoder(_Stack):
     at every position.
 
     Args:
+        config: Sizes and attention.
         cross_attention: Attend to an encoder's output as well.
-
-    The other arguments are those of TransformerEncoder.
 
     Raises:
         ValueError: if the attention has no causal form, or can't attend to another sequence where it should.
     """
 
-    def __init__(
-        self,
-        *,
-        model_dim: int,
-        num_layers: int,
-        num_heads: int,
-        ffn_dim: int,
-        attention: str = "gmm-rks",
-        head_dim: int | None = None,
-        value_dim: int | None = None,
-        max_len: int | None = None,
-        dropout: float = 0.1,
-        activation: Literal["gelu", "relu"] = "gelu",
-        options: Mapping[str, Any] | None = None,
-        checkpoint_layers: bool = False,
-        cross_attention: bool = False,
-    ) -> None:
-        super().__init__(
-            model_dim=model_dim,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            ffn_dim=ffn_dim,
-            attention=attention,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            max_len=max_len,
-            dropout=dropout,
-            activation=activation,
-            options=options,
-            checkpoint_layers=checkpoint_layers,
-            causal=True,
-            cross_attention=cross_attention,
-        )
+    def __init__(self, config: EncoderConfig, *, cross_attention: bool = False) -> None:
+        super().__init__(config, causal=True, cross_attention=cross_attention)
 
     def forward(
         self,

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from klformer.models import ModelConfig
 from klformer.report.collect import Run
 from klformer.report.paper_numbers import LRA, RANDOM
 from klformer.report.reading import finite
-from klformer.runs.config import ModelConfig
 from klformer.runs.presets import PAPER
 from klformer.tasks import TASKS, DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig

@@ -10,12 +10,12 @@ import torch
 from rich.table import Table
 
 from klformer.errors import ArgumentError
+from klformer.files import write_text
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.naming import run_name, setting_name
 from klformer.runs.train import finished_result, train_run
 from klformer.tasks import build_task
-from klformer.files import write_text
 from klformer.training.processes import is_main_process
 from klformer.training.progress import Reporter, SilentReporter
 

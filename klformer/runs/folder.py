@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from klformer.runs.config import ExperimentConfig
-from klformer.tasks import Split
 from klformer.data import Examples
 from klformer.errors import RunError
 from klformer.files import write_text
+from klformer.runs.config import ExperimentConfig
+from klformer.tasks import Split
 
 CONFIG, DATA, INITIAL, RESULT = "config.json", "data.json", "initial.safetensors", "result.json"
 #: Fields that say how long a run is.
@@ -126,9 +126,7 @@ def check_same_data(folder: Path, splits: Mapping[Split, Examples]) -> None:
         recorded = json.loads(path.read_bytes())
         pairs = {split: (_sizes(recorded[split]), _sizes(_fingerprint(splits[split]))) for split in splits}
     except (ValueError, TypeError, KeyError) as error:
-        raise RunError(
-            f"{path} is damaged; remove it to go on without a check that the data is the same"
-        ) from error
+        raise RunError(f"{path} is damaged; remove it to go on without a check that the data is the same") from error
     changed = [f"{split} was {was}, is {now}" for split, (was, now) in pairs.items() if was != now]
     if changed:
         raise RunError(f"{folder} was started with other data: {'; '.join(changed)}")

@@ -6,13 +6,13 @@ from pathlib import Path
 from accelerate import Accelerator
 from torch import nn
 
+from klformer.data import Examples
+from klformer.errors import RunError
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import CONFIG, INITIAL, check_same_data
 from klformer.tasks import Split, Task, build_task
-from klformer.data import Examples
 from klformer.training.checkpoint import CheckpointStore, put_weights, read_weights
-from klformer.errors import RunError
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.processes import make_accelerator
 from klformer.training.progress import Reporter

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.models import AttentionSpec
+from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import usual_options
 
 
@@ -10,7 +11,7 @@ def attention_label(config: ExperimentConfig) -> str:
     """The attention with the options in which it differs from its preset."""
     usual = usual_options(config.preset, config.task, config.attention.name)
     options = {key: value for key, value in config.attention.options.items() if key not in usual or usual[key] != value}
-    return AttentionConfig(name=config.attention.name, options=options).label()
+    return AttentionSpec(name=config.attention.name, options=options).label()
 
 
 def task_label(task: str, sparsity: float | None) -> str:

@@ -7,9 +7,10 @@ smaller.
 
 from typing import Any
 
-from klformer.errors import ArgumentError
 from klformer.attention import attention_options
-from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.errors import ArgumentError
+from klformer.models import AttentionSpec
+from klformer.runs.config import ExperimentConfig
 from klformer.tasks import task_names
 
 PRESETS = ("paper", "laptop")
@@ -186,7 +187,7 @@ LAPTOP: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def preset(name: str, task: str, attention: AttentionConfig) -> ExperimentConfig:
+def preset(name: str, task: str, attention: AttentionSpec) -> ExperimentConfig:
     """The full configuration of a preset; options given with the attention replace those of the preset.
 
     Raises:

@@ -10,7 +10,10 @@ from accelerate.utils import set_seed
 from safetensors.torch import save_file
 from torch import nn
 
+from klformer.data import BucketSampler, Examples, padding_report
 from klformer.environment import describe_environment
+from klformer.errors import RunError
+from klformer.files import replacing, write_text
 from klformer.memory import peak_memory, reset_peak_memory
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
@@ -27,9 +30,6 @@ from klformer.runs.folder import (
 )
 from klformer.runs.naming import attention_label, describe_accuracy
 from klformer.tasks import Split, Task, build_task
-from klformer.data import BucketSampler, Examples, padding_report
-from klformer.errors import RunError
-from klformer.files import replacing, write_text
 from klformer.training.processes import make_accelerator, on_main_process
 from klformer.training.progress import Reporter, SilentReporter
 from klformer.training.seeds import derived_seed

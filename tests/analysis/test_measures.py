@@ -25,7 +25,14 @@ from klformer.analysis.variance.measure import (
 )
 from klformer.data import Batch
 from klformer.kernels import FastFoodSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
-from klformer.models import ClassifierHead, SequenceClassifier, SequenceEmbedding, TransformerEncoder
+from klformer.models import (
+    AttentionSpec,
+    ClassifierHead,
+    EncoderConfig,
+    SequenceClassifier,
+    SequenceEmbedding,
+    TransformerEncoder,
+)
 
 
 def two_class(outputs):
@@ -89,9 +96,7 @@ class TestVariance:
 
 class TestSpectra:
     def test_eigenvalues_of_a_mixture_are_those_of_its_covariance(self):
-        encoder = TransformerEncoder(
-            model_dim=8, num_layers=2, num_heads=2, ffn_dim=4, attention="gmm-prf", options={"num_frequencies": 8}
-        )
+        encoder = small_encoder("gmm-prf:num_frequencies=8")
         with torch.no_grad():
             for number, layer in enumerate(encoder.layers):
                 scale = layer.self_attention.mechanism.kernel.spectrum.scale  # logarithms of variances, (H, 1, D)
@@ -162,9 +167,7 @@ class TestKernelView:
         assert torch.equal(spectrum.frequencies(), before)
 
     def test_weights_of_the_first_token(self):
-        encoder = TransformerEncoder(
-            model_dim=8, num_layers=2, num_heads=2, ffn_dim=4, attention="linear-elu", dropout=0.0
-        ).double()
+        encoder = small_encoder("linear-elu", dropout=0.0).double()
         x = torch.randn(1, 5, 8, dtype=torch.float64)
         key_mask = torch.tensor([[True, True, True, True, False]])
         rows = attention_of_first_token(encoder, lambda: encoder(x, key_mask=key_mask), draws=1, seed=0)
@@ -179,18 +182,21 @@ class TestKernelView:
         torch.testing.assert_close(rows[0][0, :4], expected / expected.sum())
 
     def test_attention_without_features_is_refused(self):
-        encoder = TransformerEncoder(model_dim=8, num_layers=1, num_heads=2, ffn_dim=4, attention="softmax")
+        encoder = small_encoder("softmax", num_layers=1)
         with pytest.raises(ValueError, match="SoftmaxAttention is not a kernel"):
             attention_of_first_token(encoder, lambda: None, draws=1, seed=0)
+
+
+def small_encoder(attention, **sizes):
+    small = {"model_dim": 8, "num_layers": 2, "num_heads": 2, "ffn_dim": 4}
+    return TransformerEncoder(EncoderConfig(attention=attention, **small | sizes))
 
 
 def small_classifier(attention="gmm-rks", **options):
     return SequenceClassifier(
         SequenceEmbedding(model_dim=8, max_len=6, vocab_size=5),
-        TransformerEncoder(
-            model_dim=8, num_layers=2, num_heads=2, ffn_dim=4, attention=attention, options=options, dropout=0.1
-        ),
-        ClassifierHead(model_dim=8, hidden_dim=7, num_classes=3),
+        small_encoder(AttentionSpec(name=attention, options=options), dropout=0.1),
+        ClassifierHead(model_dim=8, hidden_dim=7, num_outputs=3),
     )
 
 

@@ -24,6 +24,7 @@ from support import (
 )
 
 import klformer
+from klformer.attention import AttentionSpec
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.kernels import SPECTRA, exact
 
@@ -493,13 +494,13 @@ def test_features_want_the_right_shape_and_role():
 @every_direction
 def test_compiles_whole(name, causal):
     torch._dynamo.reset()
+    options = {"num_frequencies": FEW} if name in WITH_FREQUENCIES else small_options(name)
     layer = klformer.MultiheadAttention(
         model_dim=15,
         num_heads=HEADS,
-        attention=name,
+        attention=AttentionSpec(name=name, options=options),
         causal=causal,
         max_len=QUERIES,
-        options={"num_frequencies": FEW} if name in WITH_FREQUENCIES else small_options(name),
     )
     x, key_mask = torch.randn(BATCH, QUERIES, 15), half_masked(keys=QUERIES)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

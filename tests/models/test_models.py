@@ -6,7 +6,9 @@ from support import SMALL_OPTIONS, build
 
 import klformer
 from klformer.models import (
+    AttentionSpec,
     ClassifierHead,
+    EncoderConfig,
     PairClassifier,
     PairClassifierHead,
     SequenceClassifier,
@@ -30,17 +32,20 @@ def small_model(name):
         "ffn_dim": 31,
         "head_dim": 5,
         "max_len": 64,
-        "attention": name,
-        "options": SMALL_OPTIONS.get(name),
+        "attention": spec(name),
     }
 
 
+def spec(name):
+    return AttentionSpec(name=name, options=SMALL_OPTIONS.get(name, {}))
+
+
 def encoder(name="gmm-rks", **arguments):
-    return TransformerEncoder(**small_model(name) | arguments)
+    return TransformerEncoder(EncoderConfig(**small_model(name) | arguments))
 
 
-def decoder(name="gmm-rks", **arguments):
-    return TransformerDecoder(**small_model(name) | arguments)
+def decoder(name="gmm-rks", *, cross_attention=False, **arguments):
+    return TransformerDecoder(EncoderConfig(**small_model(name) | arguments), cross_attention=cross_attention)
 
 
 @every_attention
@@ -115,8 +120,7 @@ def test_causal_layers_do_not_look_ahead(name):
 
 @every_attention
 def test_layers_take_nothing_at_all(name):
-    options = SMALL_OPTIONS.get(name)
-    layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=name, max_len=9, options=options)
+    layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=spec(name), max_len=9)
     for shape in ((0, 5, 12), (2, 0, 12)):
         out = layer(torch.zeros(shape))
         assert out.shape == shape
@@ -130,15 +134,15 @@ def test_other_keys_are_refused_even_if_they_are_as_many():
 
 
 def test_no_projection_is_made_for_what_is_not_used():
-    def projections(name, **options):
-        layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=name, max_len=9, options=options)
+    def projections(attention):
+        layer = klformer.MultiheadAttention(model_dim=12, num_heads=3, attention=attention, max_len=9)
         assert layer(torch.randn(2, 7, 12)).shape == (2, 7, 12)
         return [layer.query is not None, layer.key is not None]
 
     assert projections("softmax") == [True, True]
     assert projections("reformer") == [True, False]
     assert projections("synthesizer") == [False, False]
-    assert projections("synthesizer", variant="dense") == [True, False]
+    assert projections("synthesizer:variant=dense") == [True, False]
 
 
 @every_attention
@@ -167,7 +171,7 @@ def test_decoder_wants_its_memory():
 def test_classifier_ignores_padding_and_learns(name, positions):
     embedding = SequenceEmbedding(model_dim=DIM, max_len=40, vocab_size=11, positions=positions)
     model = SequenceClassifier(
-        embedding, encoder(name, dropout=0.0), ClassifierHead(model_dim=DIM, hidden_dim=9, num_classes=4)
+        embedding, encoder(name, dropout=0.0), ClassifierHead(model_dim=DIM, hidden_dim=9, num_outputs=4)
     )
     tokens = torch.randint(1, 11, (BATCH, LENGTH))
     key_mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
@@ -183,7 +187,7 @@ def test_classifier_ignores_padding_and_learns(name, positions):
 
 @pytest.mark.parametrize(("features", "width"), [("concat", 2 * DIM), ("difference", 3 * DIM)])
 def test_the_classifier_of_a_pair_sees_both_vectors_and_if_asked_their_difference(features, width):
-    head = PairClassifierHead(model_dim=DIM, hidden_dim=8, num_classes=2, pair_features=features)
+    head = PairClassifierHead(model_dim=DIM, hidden_dim=8, num_outputs=2, pair_features=features)
     seen = []
     head.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     first, second = torch.randn(2, BATCH, DIM)
@@ -194,13 +198,13 @@ def test_the_classifier_of_a_pair_sees_both_vectors_and_if_asked_their_differenc
 
 def test_an_unknown_feature_of_pairs_is_named():
     with pytest.raises(ValueError, match="pair_features must be one of 'concat', 'difference', got 'product'"):
-        PairClassifierHead(model_dim=DIM, hidden_dim=8, num_classes=2, pair_features="product")
+        PairClassifierHead(model_dim=DIM, hidden_dim=8, num_outputs=2, pair_features="product")
 
 
 @every_attention
 def test_pair_classifier_runs_its_encoder_twice(name):
     embedding = SequenceEmbedding(model_dim=DIM, max_len=40, input_dim=3)
-    head = PairClassifierHead(model_dim=DIM, hidden_dim=8, num_classes=2)
+    head = PairClassifierHead(model_dim=DIM, hidden_dim=8, num_outputs=2)
     model = PairClassifier(embedding, encoder(name), head)
     first, second = torch.randn(BATCH, 5, 3), torch.randn(BATCH, 9, 3)
     scores = model(first, second, second_mask=torch.arange(9).expand(BATCH, -1) < 6)
@@ -234,11 +238,11 @@ def test_sinusoidal_positions():
     [
         (lambda: SequenceEmbedding(model_dim=4, max_len=4), "give either vocab_size or input_dim"),
         (lambda: SequenceEmbedding(model_dim=4, max_len=4, vocab_size=3, positions="none"), "positions must be one of"),
-        (lambda: encoder(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
-        (lambda: encoder(activation="tanh"), "activation must be one of 'gelu', 'relu', got 'tanh'"),
-        (lambda: encoder(num_layers=0), "num_layers must be at least 1, got 0"),
-        (lambda: encoder(ffn_dim=0), "ffn_dim must be at least 1, got 0"),
-        (lambda: ClassifierHead(model_dim=4, hidden_dim=4, num_classes=1), "num_classes must be at least 2, got 1"),
+        (lambda: encoder(dropout=1.0), "dropout: Input should be less than 1, got 1.0"),
+        (lambda: encoder(activation="tanh"), "activation: Input should be 'gelu' or 'relu', got 'tanh'"),
+        (lambda: encoder(num_layers=0), "num_layers: Input should be greater than or equal to 1, got 0"),
+        (lambda: encoder(ffn_dim=0), "ffn_dim: Input should be greater than or equal to 1, got 0"),
+        (lambda: ClassifierHead(model_dim=4, hidden_dim=4, num_outputs=0), "num_outputs must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

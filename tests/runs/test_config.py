@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 import klformer
 from klformer.config import describe_problems
-from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.models import AttentionSpec
+from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import PRESETS, preset
 from klformer.tasks import task_names
 
@@ -18,7 +19,7 @@ PAPERS_SIX = ("gmm-rks", "fastfood-rks", "generative-rks", "gmm-prf", "fastfood-
 @pytest.mark.parametrize("task", task_names())
 @pytest.mark.parametrize("attention", klformer.attention_names())
 def test_every_preset_exists_and_survives_json(name, task, attention, tmp_path):
-    config = preset(name, task, AttentionConfig(name=attention))
+    config = preset(name, task, AttentionSpec(name=attention))
     path = tmp_path / "config.json"
     path.write_text(config.to_json())
     assert ExperimentConfig.from_file(path) == config
@@ -36,61 +37,62 @@ def test_every_preset_exists_and_survives_json(name, task, attention, tmp_path):
 )
 def test_frequencies_of_the_paper(task, expected):
     """M of the paper's table, times two components for the mixtures."""
-    configs = [preset("paper", task, AttentionConfig(name=name)) for name in PAPERS_SIX]
+    configs = [preset("paper", task, AttentionSpec(name=name)) for name in PAPERS_SIX]
     assert [config.attention.options["num_frequencies"] for config in configs] == expected
 
 
 def test_linformers_rank_is_that_of_long_range_arena():
-    linformer = AttentionConfig(name="linformer")
+    linformer = AttentionSpec(name="linformer")
     ranks = {task: preset("paper", task, linformer).attention.options["rank"] for task in task_names()}
     assert ranks == dict.fromkeys(task_names(), 16) | {"text": 32}
     assert preset("laptop", "text", linformer).attention.options["rank"] == 16
-    chosen = AttentionConfig.parse("linformer:rank=8")
+    chosen = AttentionSpec.parse("linformer:rank=8")
     assert preset("paper", "text", chosen).attention.options["rank"] == 8
 
 
 def test_sizes_of_the_paper():
-    text = preset("paper", "text", AttentionConfig(name="gmm-rks"))
+    text = preset("paper", "text", AttentionSpec(name="gmm-rks"))
     assert (text.model.num_layers, text.model.num_heads, text.model.model_dim, text.model.head_dim) == (4, 4, 256, 64)
     assert (text.optimiser.learning_rate, text.schedule.warmup_steps, text.training.max_steps) == (5e-2, 8000, 20_000)
-    image = preset("paper", "image", AttentionConfig(name="gmm-rks"))
+    image = preset("paper", "image", AttentionSpec(name="gmm-rks"))
     assert (image.training.batch_size, image.training.max_epochs, image.optimiser.weight_decay) == (256, 200, 0.0)
     assert (image.schedule.kind, image.model.dropout, image.model.positions) == ("cosine", 0.3, "learned")
-    retrieval = preset("paper", "retrieval", AttentionConfig(name="gmm-rks"))
+    retrieval = preset("paper", "retrieval", AttentionSpec(name="gmm-rks"))
     assert (retrieval.model.head_hidden_dim, retrieval.model.pair_features) == (512, "concat")
-    sparsity = preset("paper", "sparsity", AttentionConfig(name="gmm-prf"))
+    sparsity = preset("paper", "sparsity", AttentionSpec(name="gmm-prf"))
     assert (sparsity.training.batch_size, sparsity.optimiser.learning_rate, sparsity.model.head_dim) == (400, 5e-6, 16)
-    assert all(preset("paper", t, AttentionConfig(name="gmm-rks")).training.resample_every == 100 for t in task_names())
+    assert all(preset("paper", t, AttentionSpec(name="gmm-rks")).training.resample_every == 100 for t in task_names())
 
 
 def test_attentions_with_options():
-    parsed = AttentionConfig.parse("gmm-prf:frozen=true,num_frequencies=8,init=identity")
-    assert parsed == AttentionConfig(name="gmm-prf", options={"frozen": True, "num_frequencies": 8, "init": "identity"})
-    assert AttentionConfig.parse(parsed.label()) == parsed
-    assert AttentionConfig.parse("softmax").label() == "softmax"
-    generative = AttentionConfig.parse("generative-rks:hidden_dims=[8,16],num_frequencies=4")
+    parsed = AttentionSpec.parse("gmm-prf:frozen=true,num_frequencies=8,init=identity")
+    assert parsed == AttentionSpec(name="gmm-prf", options={"frozen": True, "num_frequencies": 8, "init": "identity"})
+    assert AttentionSpec.parse(parsed.label()) == parsed
+    assert AttentionSpec.parse("softmax").label() == "softmax"
+    generative = AttentionSpec.parse("generative-rks:hidden_dims=[8,16],num_frequencies=4")
     assert generative.options == {"hidden_dims": (8, 16), "num_frequencies": 4}
-    assert AttentionConfig.parse(generative.label()) == generative
-    assert AttentionConfig.parse("gmm-rks:frozen=True") == AttentionConfig.parse("gmm-rks:frozen=true")
+    assert AttentionSpec.parse(generative.label()) == generative
+    assert AttentionSpec.parse("gmm-rks:frozen=True") == AttentionSpec.parse("gmm-rks:frozen=true")
     chosen = preset("laptop", "text", parsed).attention.options
     assert chosen == klformer.attention_options("gmm-prf") | {"num_frequencies": 8, "frozen": True, "init": "identity"}
 
 
 def test_a_run_keeps_the_defaults_it_was_made_with(tmp_path, monkeypatch):
-    made = preset("laptop", "text", AttentionConfig(name="fastfood-prf"))
+    made = preset("laptop", "text", AttentionSpec(name="fastfood-prf"))
     path = tmp_path / "config.json"
     path.write_text(made.to_json())
     changed = klformer.attention_options("fastfood-prf") | {"lengthscale": 3.0}
-    for module in ("config", "presets"):
-        monkeypatch.setattr(f"klformer.runs.{module}.attention_options", lambda name: changed)
-    assert preset("laptop", "text", AttentionConfig(name="fastfood-prf")).attention.options["lengthscale"] == 3.0
+    for module in ("attention.spec", "runs.presets"):
+        monkeypatch.setattr(f"klformer.{module}.attention_options", lambda name: changed)
+    assert preset("laptop", "text", AttentionSpec(name="fastfood-prf")).attention.options["lengthscale"] == 3.0
     assert ExperimentConfig.from_file(path).attention.options["lengthscale"] == "auto"
 
 
 def test_a_file_from_before_an_option_has_its_default(tmp_path):
-    made = preset("laptop", "text", AttentionConfig(name="gmm-rks"))
+    made = preset("laptop", "text", AttentionSpec(name="gmm-rks"))
     content = json.loads(made.to_json())
     content["attention"]["options"] = {"num_frequencies": 128}
+    del content["model"]["pooling"]
     path = tmp_path / "config.json"
     path.write_text(json.dumps(content))
     assert ExperimentConfig.from_file(path) == made
@@ -108,11 +110,11 @@ def test_a_file_from_before_an_option_has_its_default(tmp_path):
 )
 def test_bad_attentions_are_named(text, message):
     with pytest.raises(ValueError, match=message):
-        AttentionConfig.parse(text)
+        AttentionSpec.parse(text)
 
 
 def test_unknown_keys_and_bad_values_are_refused():
-    config = preset("laptop", "text", AttentionConfig(name="gmm-rks")).model_dump()
+    config = preset("laptop", "text", AttentionSpec(name="gmm-rks")).model_dump()
     with pytest.raises(ValidationError) as caught:
         ExperimentConfig.model_validate(config | {"sede": 1})
     assert describe_problems(caught.value) == "sede: Extra inputs are not permitted, got 1"
@@ -128,7 +130,7 @@ def test_unknown_keys_and_bad_values_are_refused():
 
 
 def test_a_run_must_end():
-    config = preset("laptop", "text", AttentionConfig(name="gmm-rks")).model_dump()
+    config = preset("laptop", "text", AttentionSpec(name="gmm-rks")).model_dump()
     config["training"] |= {"max_steps": None, "max_epochs": None}
     with pytest.raises(ValidationError, match="training never ends"):
         ExperimentConfig.model_validate(config)
@@ -145,10 +147,10 @@ def test_bad_files_are_named(tmp_path):
 
 
 def test_configurations_are_frozen():
-    config = preset("laptop", "text", AttentionConfig(name="gmm-rks"))
+    config = preset("laptop", "text", AttentionSpec(name="gmm-rks"))
     with pytest.raises(ValidationError):
         config.seed = 3
     with pytest.raises(ValueError, match="preset must be one of paper, laptop, got 'desk'"):
-        preset("desk", "text", AttentionConfig(name="gmm-rks"))
+        preset("desk", "text", AttentionSpec(name="gmm-rks"))
     with pytest.raises(ValueError, match="task must be one of"):
-        preset("paper", "words", AttentionConfig(name="gmm-rks"))
+        preset("paper", "words", AttentionSpec(name="gmm-rks"))

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import klformer
 from klformer.errors import RunError
+from klformer.models import AttentionSpec
 from klformer.runs.build import build_model
-from klformer.runs.config import AttentionConfig
 from klformer.runs.load import load_run
 from klformer.runs.naming import run_name
 from klformer.runs.presets import preset
@@ -143,7 +143,7 @@ def test_names_of_runs(tmp_path):
 @pytest.mark.parametrize("name", klformer.attention_names())
 def test_the_papers_models_take_a_step(task, name):
     """Every model of the `paper` preset at its full size, two short examples, forward, backward and a step."""
-    config = preset("paper", task, AttentionConfig(name=name))
+    config = preset("paper", task, AttentionSpec(name=name))
     built = TASKS[task](config.data)
     model = build_model(config, built)
     length = 24

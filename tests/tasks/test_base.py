@@ -5,11 +5,10 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from user_support import plain_user
 
 from klformer.data import Examples, Sequences
-from klformer.errors import DataError
+from klformer.errors import ArgumentError, DataError
 from klformer.tasks import TASKS, DataConfig, Split, Task, build_task, task_names
 
 
@@ -127,7 +126,7 @@ def test_root(monkeypatch, tmp_path):
     ],
 )
 def test_bad_configurations_are_refused(wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
         DataConfig(**wrong)
 
 

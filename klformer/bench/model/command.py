@@ -26,7 +26,7 @@ from klformer.bench.model.output import draw_length, draw_speed, say_length, say
 from klformer.bench.model.step import MATERIALISED, ModelStep, in_own_process
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
-from klformer.runs.config import AttentionConfig
+from klformer.models import AttentionSpec
 from klformer.runs.presets import PAPER
 from klformer.tasks import TASKS
 
@@ -118,7 +118,7 @@ def _check(options: ModelBench) -> None:
     for task in options.tasks:
         check_choice("tasks", task, CPU_BATCH_SIZES)
     for attention in (*options.attentions, *options.length_attentions):
-        AttentionConfig.parse("softmax" if attention == MATERIALISED else attention)
+        AttentionSpec.parse("softmax" if attention == MATERIALISED else attention)
     check_count("repeats", options.repeats)
     check_count("steps", options.steps)
     for option in ("batch_size", "max_batch_size"):
@@ -229,7 +229,7 @@ def _reason_to_skip(options: ModelBench, name: str, length: int, last: dict[str,
 def _is_quadratic(name: str) -> bool:
     if name == MATERIALISED:
         return True
-    config = AttentionConfig.parse(name)
+    config = AttentionSpec.parse(name)
     return "^2" in build_attention(config.name, num_heads=1, head_dim=2, max_len=4).cost
 
 

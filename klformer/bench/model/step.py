@@ -13,8 +13,9 @@ from klformer.bench import measure
 from klformer.bench.measure import GIVE_MEMORY_BACK, as_flags
 from klformer.data import Batch
 from klformer.memory import extra_peak_memory
+from klformer.models import AttentionSpec
 from klformer.runs.build import build_model
-from klformer.runs.config import AttentionConfig, ExperimentConfig
+from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import preset
 from klformer.tasks import TASKS
 from klformer.tasks.random import random_batch
@@ -96,7 +97,7 @@ def in_own_process(step: ModelStep) -> float:
 
 
 def configuration(step: ModelStep) -> ExperimentConfig:
-    attention = AttentionConfig.parse("softmax" if step.attention == MATERIALISED else step.attention)
+    attention = AttentionSpec.parse("softmax" if step.attention == MATERIALISED else step.attention)
     config = preset("paper", step.task, attention)
     return config.model_copy(update={"data": config.data.model_copy(update={"max_len": step.length})})
 
