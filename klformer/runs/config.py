@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from klformer.errors import ArgumentError
-from klformer.attention import attention_names, attention_options
+from klformer.attention import attention_options
+from klformer.attention.base import ATTENTIONS
 from klformer.checks import suggestion
-from klformer.tasks import DataConfig, task_names
+from klformer.tasks import TASKS, DataConfig
 from klformer.config import Config, describe_problems
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
@@ -29,10 +30,7 @@ class AttentionConfig(Config):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in attention_names():
-            known = ", ".join(attention_names())
-            raise ArgumentError(f"unknown attention {name!r}{suggestion(name, attention_names())} Known: {known}")
-        return name
+        return ATTENTIONS.check(name)
 
     @staticmethod
     def parse(text: str) -> "AttentionConfig":
@@ -116,9 +114,7 @@ class ExperimentConfig(Config):
     @field_validator("task")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in task_names():
-            raise ArgumentError(f"unknown task {name!r}{suggestion(name, task_names())} Known: {', '.join(task_names())}")
-        return name
+        return TASKS.check(name)
 
     @field_validator("attention")
     @classmethod
