@@ -43,13 +43,15 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'klformer' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    # The next time, it is found without this function.
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take it for a promise of any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'klformer' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        # The next time, it is found without this function.
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -42,11 +42,8 @@ def load_plugin(name: str) -> ModuleType:
     if not name.strip(" .") or "," in name:
         raise ArgumentError(f"a plugin must be a module or a file ending in .py, without a comma, got {name!r}")
     spec = _spec_of_file(Path(name)) if name.endswith(".py") else _spec_of_module(name)
-    for module in list(sys.modules.values()):
-        known = getattr(module, "__spec__", None)
-        # A file and a module may be the same plugin by two names.
-        if known is not None and known.has_location and known.origin == spec.origin:
-            return module
+    if (known := _imported_already(spec)) is not None:
+        return known
     try:
         return _import_file(spec) if name.endswith(".py") else import_module(name)
     except Exception as error:
@@ -109,6 +106,19 @@ def _spec_of_module(name: str) -> ModuleSpec:
             "a file is named with its ending: path/to/file.py"
         )
     return spec
+
+
+def _imported_already(spec: ModuleSpec) -> ModuleType | None:
+    """The module of the same file: a plugin may be named as a module and as a file, and must not register twice."""
+    if spec.origin is None:
+        return None
+    file, name = os.path.realpath(spec.origin), os.path.basename(spec.origin)
+    for module in list(sys.modules.values()):
+        known = getattr(module, "__spec__", None)
+        origin = known.origin if isinstance(known, ModuleSpec) and known.has_location else None
+        if origin is not None and os.path.basename(origin) == name and os.path.realpath(origin) == file:
+            return module
+    return None
 
 
 def _import_file(spec: ModuleSpec) -> ModuleType:

@@ -34,7 +34,7 @@ def test_every_name_is_that_of_its_module(name):
 
 def test_editors_and_mypy_see_the_same_names():
     tree = ast.parse(Path(klformer.__file__).read_text())
-    (only_for_types,) = [node for node in tree.body if isinstance(node, ast.If)]
+    only_for_types = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in only_for_types.body for alias in node.names}
     assert seen == klformer._HOMES
     assert klformer.__all__ == sorted(seen)

@@ -5,10 +5,8 @@ at once. This file imports only what is quick.
 """
 
 import os
-import shlex
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -168,22 +166,27 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _fail_as_user_error(error: UserError) -> NoReturn:
+    from traceback import print_exception
+
     from klformer.plugins import PluginError
 
     if isinstance(error, PluginError):
-        traceback.print_exception(error.__cause__)
+        print_exception(error.__cause__)
     _fail(str(error), 1)
 
 
 def _fail_unexpectedly(error: Exception, arguments: Sequence[str]) -> NoReturn:
     """A configuration that is not valid is the user's mistake; everything else is ours."""
+    import shlex
+    from traceback import print_exception
+
     from pydantic import ValidationError
 
     from klformer.config import describe_problems
 
     if isinstance(error, ValidationError):
         _fail(describe_problems(error), 2)
-    traceback.print_exception(error)
+    print_exception(error)
     _fail(
         "this is a bug of klformer. Please report the lines above, "
         f"with the version, {klformer.__version__}, and the command: {shlex.join(['klformer', *arguments])}",

@@ -63,7 +63,8 @@ def test_several_plugins_as_files_and_modules_are_each_imported_once(home, capsy
     (home / "folder").mkdir()
     write(home / "folder", "random", ATTENTION.format(name="first"))
     write(home, "second_plug", ATTENTION.format(name="second"))
-    names = ["folder/random.py", "second_plug", "second_plug.py", home / "folder" / "random.py"]
+    (home / "link").symlink_to(home / "folder")
+    names = ["folder/random.py", "second_plug", "second_plug.py", home / "folder" / "random.py", "link/random.py"]
     out = run(capsys, *(part for name in names for part in ("--plugin", name)), "list")
     assert out.count("softmax by another name") == 2
     assert load_plugin("folder/random.py") is load_plugin(str(home / "folder" / "random.py"))

@@ -103,16 +103,16 @@ def test_an_interrupt_during_imports_is_one_line(tmp_path):
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.0])
-def test_an_interrupt_at_an_early_moment_is_one_line(tmp_path, seconds):
-    command = [sys.executable, "-c", "print(flush=True); from klformer.cli.main import main; main()", "list"]
+@pytest.mark.parametrize("seconds", [0.1, 0.5])
+def test_an_interrupt_at_an_early_moment_is_one_line(seconds):
+    command = [sys.executable, "-c", "from klformer.cli.main import main; print(flush=True); main()", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    # A fast machine may be done already.
-    assert (errors, process.returncode) in [("klformer: interrupted\n", 130), ("", 0)]
+    assert errors == "klformer: interrupted\n"
+    assert process.returncode == 130
 
 
 def raising(error):
@@ -128,7 +128,6 @@ def test_a_bug_keeps_its_traceback_and_says_what_to_report(capsys, monkeypatch):
     *trace, last = error.splitlines()
     assert "Traceback" in trace[0]
     assert trace[-1] == "ValueError: a shape is wrong"
-    assert "in raising" not in last
     assert "bug of klformer" in last
     assert klformer.__version__ in last
     assert last.endswith("klformer list")
