@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail_unexpectedly(error, arguments)
 
 
-def _call(arguments: list[str]) -> None:
+def _call(arguments: Sequence[str]) -> None:
     plugins, arguments = _split_plugins(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = (f"  {name:10s} {entry.summary}" for name, entry in COMMANDS.items())
@@ -113,17 +113,17 @@ def _call(arguments: list[str]) -> None:
     command.run(options)
 
 
-def _split_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The plugins that are named before the command, and the rest."""
-    plugins = []
-    while arguments and arguments[0].partition("=")[0] == "--plugin":
-        _, equals, name = arguments.pop(0).partition("=")
+    plugins, rest = [], list(arguments)
+    while rest and rest[0].partition("=")[0] == "--plugin":
+        _, equals, name = rest.pop(0).partition("=")
         if not equals:
-            if not arguments:
+            if not rest:
                 raise ArgumentError("--plugin needs a module: klformer --plugin MODULE COMMAND")
-            name = arguments.pop(0)
+            name = rest.pop(0)
         plugins.append(name)
-    return plugins, arguments
+    return plugins, rest
 
 
 @contextmanager

@@ -122,15 +122,18 @@ def raising(error):
     return function
 
 
-def test_a_bug_keeps_its_traceback_and_says_what_to_report(capsys, monkeypatch):
+def test_a_bug_keeps_its_traceback_and_says_what_to_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KLFORMER_PLUGINS", "")
     monkeypatch.setattr(listing, "attention_options", raising(ValueError("a shape is wrong")))
-    error = fails(capsys, 1, "list")
+    (tmp_path / "some plug.py").touch()
+    error = fails(capsys, 1, "--plugin", "some plug.py", "list")
     *trace, last = error.splitlines()
     assert "Traceback" in trace[0]
     assert trace[-1] == "ValueError: a shape is wrong"
     assert "bug of klformer" in last
     assert klformer.__version__ in last
-    assert last.endswith("klformer list")
+    assert last.endswith("klformer --plugin 'some plug.py' list")
     assert "klformer: a shape is wrong" not in error
 
 
