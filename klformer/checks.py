@@ -54,3 +54,9 @@ def suggestion(value: object, choices: Iterable[object]) -> str:
     """'; did you mean ...?' for the nearest choice, or nothing if none is near."""
     near = get_close_matches(str(value), [str(choice) for choice in choices], n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """What to say of a name that nothing has: the nearest one, and all of them."""
+    names = list(known)
+    return f"unknown {kind} {name!r}{suggestion(name, names) or '.'} Known: {', '.join(names)}"

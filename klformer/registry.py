@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from klformer.checks import suggestion
+from klformer.checks import unknown
 from klformer.errors import ArgumentError
 
 T = TypeVar("T")
+
+#: What an unknown name may be, besides a mistake.
+PLUGIN_HINT = "if it comes from a plugin, give --plugin MODULE before the command"
 
 
 class Registry(Generic[T]):
@@ -22,12 +25,19 @@ class Registry(Generic[T]):
             raise ArgumentError(f"the {self._kind} {name!r} is registered already")
         self._entries[name] = entry
 
-    def __getitem__(self, name: str) -> T:
-        """Raises ValueError, with the nearest name, if there is no such entry."""
+    def check(self, name: str) -> str:
+        """The name, if it is known.
+
+        Raises:
+            ArgumentError: there is no such entry; the message has the nearest name, and all of them.
+        """
         if name not in self._entries:
-            known = ", ".join(self._entries)
-            raise ArgumentError(f"unknown {self._kind} {name!r}{suggestion(name, self._entries)} Known: {known}")
-        return self._entries[name]
+            raise ArgumentError(f"{unknown(self._kind, name, self._entries)}; {PLUGIN_HINT}")
+        return name
+
+    def __getitem__(self, name: str) -> T:
+        """Raises as `check`."""
+        return self._entries[self.check(name)]
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -185,7 +185,9 @@ class Elements(HTMLParser):
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no browser on this machine: no chromium, chromium-browser or google-chrome on the path"
+)
 #: Chromium speaks its protocol over the file descriptors 3 and 4.
 LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"

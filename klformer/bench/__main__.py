@@ -6,6 +6,7 @@ import tyro
 
 from klformer.bench import attention, ops, peers
 from klformer.bench.model import step
+from klformer.plugins import load_plugins
 
 #: Options of a measurement, and what prints its result.
 MEASUREMENTS = {
@@ -16,5 +17,7 @@ MEASUREMENTS = {
 }
 
 if __name__ == "__main__":
+    # Those of the process that has started this one.
+    load_plugins()
     options, measure = MEASUREMENTS[sys.argv[1]]
     measure(tyro.cli(options, args=sys.argv[2:]))  # type: ignore[operator]

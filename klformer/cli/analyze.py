@@ -1,25 +1,16 @@
-"""The analyses by name: `klformer analyze NAME`."""
+"""`klformer analyze NAME`: the analyses by name."""
 
-from collections.abc import Sequence
+from klformer.cli.command import group
 
-from klformer.analysis.eigenvalues import command as eigenvalues
-from klformer.analysis.gradients import command as gradients
-from klformer.analysis.kernel import command as kernel
-from klformer.analysis.mse import command as mse
-from klformer.analysis.turing import command as turing
-from klformer.analysis.variance import command as variance
-from klformer.cli.subcommands import Subcommand, run_subcommand
-
-ANALYSES: dict[str, Subcommand] = {
-    "variance": (variance.VarianceAnalysis, variance.run),
-    "eigenvalues": (eigenvalues.EigenvalueAnalysis, eigenvalues.run),
-    "kernel": (kernel.KernelAnalysis, kernel.run),
-    "gradients": (gradients.GradientAnalysis, gradients.run),
-    "mse": (mse.MseAnalysis, mse.run),
-    "turing": (turing.TuringAnalysis, turing.run),
-}
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run one of the analyses."""
-    run_subcommand(ANALYSES, arguments, group="analyze", description="Check the paper's claims on trained runs.")
+COMMAND = group(
+    "analysis",
+    "Check the paper's claims on trained runs.",
+    {
+        "variance": "klformer.analysis.variance.command",
+        "eigenvalues": "klformer.analysis.eigenvalues.command",
+        "kernel": "klformer.analysis.kernel.command",
+        "gradients": "klformer.analysis.gradients.command",
+        "mse": "klformer.analysis.mse.command",
+        "turing": "klformer.analysis.turing.command",
+    },
+)

@@ -1,15 +1,17 @@
 """`klformer data`: generate data, check it, or say where it is."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import tyro
 
-from klformer.cli.subcommands import peek
+from klformer.cli.command import Command, peek
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
-from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset
+from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset
 from klformer.tasks import TASKS, DataConfig, Task, build_task, task_names
 
 
@@ -34,63 +36,84 @@ class Data:
     """Where the data is and how it is split."""
 
 
-def parse(arguments: list[str]) -> list[Data]:
-    """The command once for every task that it is about, as each has defaults of its own."""
-    command = _parse_one(None, arguments)
-    if command.task is not None or command.action != "where":
-        return [command]
-    commands = []
-    for task in task_names():
-        command = _parse_one(task, arguments)
-        if not TASKS[task].is_generated:
+def parse(arguments: Sequence[str], prog: str) -> list[Data]:
+    """The command once for every task that it is about, as each has options and defaults of its own.
+
+    Raises:
+        ArgumentError: there is no such task or preset, a task must be named, or no task has an option.
+    """
+    peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
+    if peeked.task is not None:
+        return [tyro.cli(Data, args=arguments, default=_default(peeked.task, peeked.preset), prog=prog)]
+    defaults = [_default(task, peeked.preset) for task in task_names()]
+    general = Data(action=tyro.MISSING, preset=peeked.preset)
+    action = tyro.cli(Data, args=arguments, default=general, prog=prog, return_unknown_args=True)[0].action
+    if action != "where":
+        raise ArgumentError(f"data {action} needs --task; tasks: {', '.join(task_names())}")
+    commands, unread = [], []
+    for default in defaults:
+        command, rest = tyro.cli(Data, args=arguments, default=default, prog=prog, return_unknown_args=True)
+        if not TASKS[str(command.task)].is_generated:
             command = replace(command, data=command.data.model_copy(update={"num_examples": None}))
         commands.append(command)
+        unread.append(set(_without_values(rest)))
+    if strange := set.intersection(*unread):
+        raise ArgumentError(f"no task has the option {', '.join(sorted(strange))}; {prog} --help shows the options")
     return commands
 
 
-def _parse_one(task: str | None, arguments: list[str]) -> Data:
-    """The command, about this task if the arguments name none."""
-    peeked = peek(arguments, task=task, preset=DEFAULT_PRESET)
-    usual = preset(peeked.preset, peeked.task or DEFAULT_TASK, AttentionSpec(name=DEFAULT_ATTENTION)).data
-    data = DataConfig() if peeked.task is None else usual
-    default = Data(action=tyro.MISSING, task=peeked.task, preset=peeked.preset, data=data)
-    return tyro.cli(Data, args=arguments, default=default, prog="klformer data")
+def _default(task: str, preset_name: str) -> Data:
+    data = preset(preset_name, task, AttentionSpec(name=DEFAULT_ATTENTION)).data
+    return Data(action=tyro.MISSING, task=task, preset=preset_name, data=data)  # type: ignore[arg-type]
 
 
-def run(commands: list[Data]) -> None:
+def _without_values(arguments: Sequence[str]) -> Iterator[str]:
+    """The flags, and what is no flag's value."""
+    for before, part in pairwise(["", *arguments]):
+        if part.startswith("--"):
+            yield part.partition("=")[0]
+        elif not before.startswith("--") or "=" in before:
+            yield part
+
+
+def run(options: list[Data]) -> None:
     """Do what `parse` read.
 
     Raises:
-        ValueError: a task must be named, or can't be generated.
+        ArgumentError: the task can't be generated.
         DataError: something is wrong with the data.
     """
-    command = commands[0]
-    if command.action == "where":
-        tasks = [build_task(str(command.task), command.data) for command in commands]
+    tasks = [build_task(str(command.task), command.data) for command in options]
+    if options[0].action == "where":
         for task in tasks:
             print(f"{task.name:10s} {task.location()}")
             _print_notes(task)
         return
-    if command.task is None:
-        raise ArgumentError(f"data {command.action} needs --task; tasks: {', '.join(task_names())}")
-    task = build_task(command.task, command.data)
-    if command.action == "generate" and not task.is_generated:
+    (task,) = tasks
+    if options[0].action == "generate" and not task.is_generated:
         raise ArgumentError(f"{task.name} can't be generated, it is read from {task.location()}")
     task.prepare()
     print(f"{task.name}: {task.location()}")
-    if command.action == "check":
-        for split in ("train", "validation", "test"):
-            examples = task.load(split)
-            counts = ", ".join(str(n) for n in np.bincount(examples.labels, minlength=task.num_classes))
-            lengths = examples.lengths
-            print(
-                f"{split:10s} {len(examples):,} examples, {lengths.min():,} to {lengths.max():,} tokens, "
-                f"{lengths.mean():,.0f} on average, by class: {counts}"
-            )
-        print(task.describe_protocol())
+    if options[0].action == "check":
+        _print_counts(task)
     _print_notes(task)
+
+
+def _print_counts(task: Task) -> None:
+    for split in ("train", "validation", "test"):
+        examples = task.load(split)
+        counts = ", ".join(str(n) for n in np.bincount(examples.labels, minlength=task.num_classes))
+        lengths = examples.lengths
+        print(
+            f"{split:10s} {len(examples):,} examples, {lengths.min():,} to {lengths.max():,} tokens, "
+            f"{lengths.mean():,.0f} on average, by class: {counts}"
+        )
+    print(task.describe_protocol())
 
 
 def _print_notes(task: Task) -> None:
     for sentence in task.notes():
         print(f"note: {sentence}")
+
+
+COMMAND = Command(parse, run)

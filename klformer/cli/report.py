@@ -1,10 +1,11 @@
-"""`klformer report`: the command."""
+"""`klformer report`: runs, analyses and benchmarks as one page."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
+from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.report.collect import collect
 from klformer.report.page import write_report
@@ -36,7 +37,7 @@ def run(options: Report) -> None:
     """Read, draw, write, and say what became of it.
 
     Raises:
-        ValueError: nothing was given, or something of it can't be read.
+        ArgumentError: nothing was given, or something of it can't be read.
     """
     if not options.runs and options.analysis is None and options.bench is None:
         raise ArgumentError("give runs, or folders of runs: klformer report runs")
@@ -45,3 +46,6 @@ def run(options: Report) -> None:
     finished = sum(run.result is not None for run in collection.runs)
     print(f"runs: {finished} finished, {len(collection.runs) - finished} unfinished")
     print(f"written to {page}" + (f", {len(figures)} figures to {figures[0].parent}" if figures else ""))
+
+
+COMMAND = plain_command(Report, run)

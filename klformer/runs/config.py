@@ -4,11 +4,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator
 
-from klformer.checks import suggestion
 from klformer.config import Config, describe_problems
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec, ModelConfig
-from klformer.tasks import DataConfig, task_names
+from klformer.tasks import TASKS, DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
 
@@ -28,11 +27,7 @@ class ExperimentConfig(Config):
     @field_validator("task")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in task_names():
-            raise ArgumentError(
-                f"unknown task {name!r}{suggestion(name, task_names())} Known: {', '.join(task_names())}"
-            )
-        return name
+        return TASKS.check(name)
 
     @field_validator("attention")
     @classmethod

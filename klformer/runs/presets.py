@@ -11,7 +11,7 @@ from klformer.attention import attention_options
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
-from klformer.tasks import task_names
+from klformer.tasks import TASKS
 
 PRESETS = ("paper", "laptop")
 #: What commands take if nothing is said.
@@ -196,8 +196,7 @@ def preset(name: str, task: str, attention: AttentionSpec) -> ExperimentConfig:
     tables = {"paper": PAPER, "laptop": LAPTOP}
     if name not in tables:
         raise ArgumentError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    if task not in task_names():
-        raise ArgumentError(f"task must be one of {', '.join(task_names())}, got {task!r}")
+    TASKS.check(task)
     options = usual_options(name, task, attention.name) | attention.options
     chosen = {"data": {}} | tables[name][task]
     return ExperimentConfig.model_validate(

@@ -1,7 +1,6 @@
 """The command line, typed as a user would."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,11 @@ from cli_support import fails, run
 from support import TINY, TINY_MODEL
 
 import klformer
-from klformer.cli.main import main
-from klformer.runs.presets import LAPTOP
+from klformer.cli import data, settings, train
+from klformer.cli.main import COMMANDS, main
+from klformer.models import AttentionSpec
+from klformer.runs.presets import LAPTOP, preset
+from klformer.tasks import DataConfig, ListOps
 
 
 def test_train_eval_and_resume(home, capsys):
@@ -99,7 +101,7 @@ def test_list(capsys):
     [
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
         (["train", "--attention", "gmm-rsk"], "did you mean 'gmm-rks'"),
-        (["train", "--task", "lisp"], "task must be one of listops"),
+        (["train", "--task", "lisp"], "unknown task 'lisp'; did you mean 'listops'? Known: listops"),
         (["train", "--attention", "gmm-rks:num_frequencies=7", *TINY], "multiple of num_components=2, got 7"),
         (["compare", "--attentions", "softmax:frozen=true"], "softmax has no option 'frozen'"),
         (
@@ -108,6 +110,8 @@ def test_list(capsys):
         ),
         (["compare", "--attentions", "softmax", "--seeds", "1", "1"], "twice: sparsity0.5-laptop-softmax-seed1"),
         (["eval", "nowhere", "--draws", "0"], "draws must be at least 1, got 0"),
+        (["analyze", "varience"], "unknown analysis 'varience'; did you mean 'variance'?"),
+        (["bench", "modle"], "unknown benchmark 'modle'; did you mean 'model'?"),
     ],
 )
 def test_mistakes_are_one_line(home, capsys, arguments, message):
@@ -143,23 +147,13 @@ def test_help_is_for_newcomers(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out
-    assert all(command in out for command in ("train", "compare", "eval", "data", "list"))
+    assert all(f"\n  {name} " in out and entry.summary in out for name, entry in COMMANDS.items())
+    assert all(len(line) <= 120 for line in out.splitlines())
     with pytest.raises(SystemExit):
         main(["train", "--task", "text", "--preset", "paper", "--help"])
     out = capsys.readouterr().out
     assert "klformer train --task" in out
     assert "(default: 20000)" in out
-
-
-@pytest.mark.parametrize("command", [[sys.executable, "-m", "klformer"], [Path(sys.executable).parent / "klformer"]])
-def test_the_installed_command(command):
-    printed = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
-    assert printed == f"klformer {klformer.__version__}\n"
-
-
-def test_a_reader_that_leaves_is_no_error():
-    command = f"{sys.executable} -m klformer list | true"
-    assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stderr == ""
 
 
 def test_curves_are_drawn(home, capsys):
@@ -183,8 +177,8 @@ def test_profile_says_memory_and_share(capsys):
 
 
 def test_profile_of_padding(home, capsys, monkeypatch):
-    small = {"num_examples": 60, "max_len": 40}
-    monkeypatch.setitem(LAPTOP["listops"], "data", small)
+    monkeypatch.setattr(ListOps, "evaluation_size", 12)
+    monkeypatch.setitem(LAPTOP["listops"], "data", {"num_examples": 60, "max_len": 40})
     out = run(
         capsys, "profile", "--task", "listops", "--preset", "laptop", "--attention", "linear-elu", "--padding", "1"
     )
@@ -193,3 +187,70 @@ def test_profile_of_padding(home, capsys, monkeypatch):
     assert ratio >= 1
     assert difference < 1e-5
     assert "padding must be at least 1 batch, got 0" in fails(capsys, 2, "profile", "--padding", "0")
+
+
+def test_a_group_names_its_commands_and_each_has_its_own_help(capsys):
+    for arguments, words in (
+        (["analyze", "--help"], ("variance", "turing", "klformer analyze NAME --help")),
+        (["bench", "--help"], ("peers", "denominators", "klformer bench NAME --help")),
+        (["bench", "layer", "--help"], ("klformer bench layer", "--length")),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in words)
+
+
+class PairsConfig(DataConfig):
+    """Data of a task with an option of its own."""
+
+    separator: str = "|"
+    """What stands between the two."""
+
+
+@pytest.fixture
+def own_data_options(monkeypatch):
+    """The sparsity task has a configuration of its data that no other task has."""
+    usual = settings.preset
+
+    def with_own_options(name, task, attention):
+        config = usual(name, task, attention)
+        if task != "sparsity":
+            return config
+        return config.model_copy(update={"data": PairsConfig(**config.data.model_dump())})
+
+    for module in (settings, data):
+        monkeypatch.setattr(module, "preset", with_own_options)
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "data"])
+def test_help_shows_the_data_options_of_the_task_alone(own_data_options, capsys, command):
+    for task, shown in (("sparsity", True), ("text", False)):
+        with pytest.raises(SystemExit):
+            main([command, "--task", task, "--help"])
+        assert ("--data.separator" in capsys.readouterr().out) is shown
+
+
+def test_data_options_of_one_task_reach_its_configuration(own_data_options):
+    arguments = ["--data.separator", "/", "--data.root", "here"]
+    options = train.COMMAND.parse(arguments, "klformer train")
+    config = options.experiment(AttentionSpec(name="gmm-rks"), seed=3)
+    assert config.data == PairsConfig(**LAPTOP["sparsity"]["data"], separator="/", root=Path("here").absolute())
+    assert config.seed == 3
+    commands = data.COMMAND.parse(["where", *arguments], "klformer data")
+    assert [command.data.separator for command in commands if isinstance(command.data, PairsConfig)] == ["/"]
+    assert len(commands) == 5
+
+
+def test_an_option_that_no_task_has_is_a_mistake(capsys):
+    for stray in (["--data.separator", "/"], ["nonsense"]):
+        assert f"no task has the option {stray[0]}" in fails(capsys, 2, "data", "where", *stray)
+
+
+def test_a_configuration_is_the_preset_with_what_was_typed():
+    options = train.COMMAND.parse(["--task", "listops", "--preset=paper", "--model.num-layers", "3"], "klformer train")
+    attention = AttentionSpec(name="fastfood-rks", options={"frozen": True})
+    config = options.experiment(attention, seed=0)
+    usual = preset("paper", "listops", attention)
+    assert config == usual.model_copy(update={"model": usual.model.model_copy(update={"num_layers": 3})})

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 import klformer
-from klformer.attention.base import ATTENTIONS, register_mechanism
+from klformer.attention.base import ATTENTIONS, register_attention
 from klformer.attention.softmax import SoftmaxAttention
 from klformer.config import describe_problems
 from klformer.errors import ArgumentError
@@ -109,7 +109,7 @@ def test_attentions_that_are_registered_later_are_known(monkeypatch):
     with pytest.raises(ArgumentError, match="unknown attention 'newcomer'"):
         AttentionSpec.parse("newcomer")
     monkeypatch.setattr(ATTENTIONS, "_entries", dict(ATTENTIONS._entries))
-    register_mechanism("newcomer", SoftmaxAttention, "the same by another name")
+    register_attention("newcomer", SoftmaxAttention, "the same by another name")
     encoder = TransformerEncoder(EncoderConfig(attention="newcomer"))
     assert encoder(torch.randn(1, 3, 64)).shape == (1, 3, 64)
 

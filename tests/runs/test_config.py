@@ -152,5 +152,5 @@ def test_configurations_are_frozen():
         config.seed = 3
     with pytest.raises(ValueError, match="preset must be one of paper, laptop, got 'desk'"):
         preset("desk", "text", AttentionSpec(name="gmm-rks"))
-    with pytest.raises(ValueError, match="task must be one of"):
+    with pytest.raises(ValueError, match="unknown task 'words'"):
         preset("paper", "words", AttentionSpec(name="gmm-rks"))

@@ -1,0 +1,77 @@
+"""What a command is, and what commands need to read their arguments."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import tyro
+
+from klformer.checks import unknown
+from klformer.errors import ArgumentError
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class Command(Generic[Options]):
+    """How the arguments of a command are read, and what is done then.
+
+    Args:
+        parse: Takes the arguments and what was typed before them ("klformer train").
+        run: Takes what `parse` gives.
+    """
+
+    parse: Callable[[Sequence[str], str], Options]
+    run: Callable[[Options], None]
+
+
+def plain_command(options: type[Options], run: Callable[[Options], None]) -> Command[Options]:
+    """A command whose arguments are the fields of a dataclass."""
+    return Command(lambda arguments, prog: tyro.cli(options, args=arguments, prog=prog), run)
+
+
+def group(kind: str, description: str, modules: Mapping[str, str]) -> Command[Any]:
+    """A command of commands.
+
+    Args:
+        kind: What its commands are, for errors.
+        description: First line of the help.
+        modules: Names of the commands, and modules with a function `run`, whose argument is a dataclass of options.
+    """
+
+    def parse(arguments: Sequence[str], prog: str) -> Callable[[], None]:
+        if arguments and arguments[0] in modules:
+            command = _command_of(modules[arguments[0]])
+            options = command.parse(arguments[1:], f"{prog} {arguments[0]}")
+            return lambda: command.run(options)
+        if arguments and not arguments[0].startswith("-"):
+            raise ArgumentError(unknown(kind, arguments[0], modules))
+        tyro.extras.subcommand_cli_from_dict(
+            {name: _options_of(import_module(module).run) for name, module in modules.items()},
+            args=arguments,
+            prog=prog,
+            description=f"{description} `{prog} NAME --help` says more.",
+        )
+        raise AssertionError("tyro ends the process without a command")
+
+    return Command(parse, lambda chosen: chosen())
+
+
+def peek(arguments: Sequence[str], **defaults: str | None) -> argparse.Namespace:
+    """The values of some flags, on which the defaults of all others depend, before all are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", default=default)
+    return parser.parse_known_args(arguments)[0]
+
+
+def _command_of(module: str) -> Command[Any]:
+    run = import_module(module).run
+    return plain_command(_options_of(run), run)
+
+
+def _options_of(run: Callable[[Any], None]) -> type:
+    """The type of the argument of `run`."""
+    return get_type_hints(run)["options"]

@@ -1,0 +1,52 @@
+"""`klformer compare`: several runs on one task, and one table."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console
+
+from klformer.cli.command import Command
+from klformer.cli.settings import Settings, parse_settings
+from klformer.errors import ArgumentError
+from klformer.models import AttentionSpec
+from klformer.runs.compare import compare, comparison_name, comparison_table
+from klformer.training.processes import is_main_process
+from klformer.training.progress import make_reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Settings):
+    """Train several attentions over several seeds on one task, and print one table.
+
+    Runs that are done are not done again, and interrupted ones go on. Examples:
+
+      klformer compare --task sparsity --attentions gmm-rks gmm-rks:frozen=true performer softmax
+      klformer compare --task text --attentions gmm-prf softmax --seeds 0 1 2 --training.max-steps 500
+    """
+
+    attentions: tuple[str, ...] = ("gmm-rks", "gmm-rks:frozen=true", "performer", "softmax")
+    """Attentions, each with options after a colon."""
+    seeds: tuple[int, ...] = (0,)
+    """One run of every attention for each."""
+
+
+def run(options: Compare) -> None:
+    """Do the runs that are not done, and print the table.
+
+    Raises:
+        ArgumentError: there is nothing to compare, or something twice.
+    """
+    if not options.attentions or not options.seeds:
+        raise ArgumentError("give at least one attention and one seed")
+    attentions = [AttentionSpec.parse(text) for text in options.attentions]
+    configs = [options.experiment(attention, seed) for seed in options.seeds for attention in attentions]
+    out = options.out.expanduser()
+    results = compare(configs, out, reporter=make_reporter(quiet=options.quiet))
+    if not is_main_process():
+        return
+    console = Console(width=max(120, Console().width))
+    console.print(comparison_table(results))
+    console.print(f"runs and {comparison_name(configs[0])} are in {out}", highlight=False)
+
+
+COMMAND = Command(partial(parse_settings, Compare), run)

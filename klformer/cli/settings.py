@@ -1,0 +1,76 @@
+"""What `train` and `compare` have in common: settings that a preset gives and any flag can replace.
+
+The defaults depend on task and preset. These are looked for in the arguments first; tyro then reads all arguments with
+the preset as defaults. The options of `--data` are those of the task's own data configuration, because tyro takes the
+type of a default that is more special than the annotation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import tyro
+
+from klformer.cli.command import peek
+from klformer.models import AttentionSpec, ModelConfig
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset, usual_options
+from klformer.tasks import DataConfig
+from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sections:
+    """The parts of a configuration that flags with a dot replace."""
+
+    data: DataConfig
+    model: ModelConfig
+    optimiser: OptimiserConfig
+    schedule: ScheduleConfig
+    training: TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sections):
+    """The options of every command that trains."""
+
+    task: str = DEFAULT_TASK
+    """Task; `klformer list` names them."""
+    preset: Literal["paper", "laptop"] = "laptop"
+    """paper: the paper's tables. laptop: the same tasks for two cores and some minutes."""
+    out: Path = Path("runs")
+    """Folder for runs."""
+    quiet: bool = False
+    """Say nothing but errors; `compare` still prints its table."""
+
+    def experiment(self, attention: AttentionSpec, seed: int) -> ExperimentConfig:
+        """The full configuration; options of the attention that were not given are the preset's."""
+        sections = {section.name: getattr(self, section.name) for section in fields(Sections)}
+        if self.data.root is not None:
+            # The run is to find its data from any other folder.
+            sections["data"] = self.data.model_copy(update={"root": self.data.root.expanduser().absolute()})
+        options = usual_options(self.preset, self.task, attention.name) | attention.options
+        return ExperimentConfig(
+            task=self.task,
+            preset=self.preset,
+            attention=AttentionSpec(name=attention.name, options=options),
+            seed=seed,
+            **sections,
+        )
+
+
+Chosen = TypeVar("Chosen", bound=Settings)
+
+
+def parse_settings(command: type[Chosen], arguments: Sequence[str], prog: str) -> Chosen:
+    """Read the arguments of a command, with the settings of task and preset as defaults.
+
+    Raises:
+        ArgumentError: there is no such task or preset.
+    """
+    peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
+    usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
+    sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
+    default = command(task=peeked.task, preset=peeked.preset, **sections)
+    return tyro.cli(command, args=arguments, default=default, prog=prog)

@@ -1,0 +1,46 @@
+"""`import klformer` is quick, and gives its names when they are used."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import klformer
+
+
+def printed_by(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_import_alone_brings_nothing_heavy():
+    heavy = ("torch", "numpy", "matplotlib", "datasets", "tensorboard", "accelerate", "tyro", "rich", "pandas")
+    assert printed_by(f"import klformer, sys; print([n for n in {heavy} if n in sys.modules])") == "[]\n"
+
+
+def test_layers_need_torch_and_no_tools():
+    tools = ("matplotlib", "datasets", "tensorboard", "accelerate", "tyro", "pandas")
+    use = "import sys; from klformer import TransformerEncoder, resample"
+    assert printed_by(f"{use}; print([n for n in {tools} if n in sys.modules])") == "[]\n"
+
+
+@pytest.mark.parametrize("name", klformer.__all__)
+def test_every_name_is_that_of_its_module(name):
+    assert getattr(klformer, name) is getattr(import_module(klformer._HOMES[name]), name)
+    assert name in dir(klformer)
+
+
+def test_editors_and_mypy_see_the_same_names():
+    tree = ast.parse(Path(klformer.__file__).read_text())
+    only_for_types = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in only_for_types.body for alias in node.names}
+    assert seen == klformer._HOMES
+    assert klformer.__all__ == sorted(seen)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'klformer' has no attribute 'attention_nmaes'"):
+        klformer.attention_nmaes  # noqa: B018
+    assert not hasattr(klformer, "__path_of_nothing__")
