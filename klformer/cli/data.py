@@ -1,6 +1,6 @@
 """`klformer data`: generate data, check it, or say where it is."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass
 from typing import Literal
 
 import numpy as np
@@ -35,17 +35,29 @@ class Data:
 
 
 def parse(arguments: list[str]) -> list[Data]:
-    """The command once for every task that it is about, as each has defaults of its own."""
-    command = _parse_one(None, arguments)
-    if command.task is not None or command.action != "where":
-        return [command]
-    commands = []
-    for task in task_names():
-        command = _parse_one(task, arguments)
-        if not TASKS[task].is_generated:
-            command = replace(command, data=command.data.model_copy(update={"num_examples": None}))
-        commands.append(command)
-    return commands
+    """The command once for every task that it is about, as each has defaults and options of its own."""
+    peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
+    if peeked.task is not None or arguments[:1] != ["where"]:
+        return [_parse_one(peeked.task, arguments)]
+    return [_parse_one(task, _for_task(task, arguments)) for task in task_names()]
+
+
+def _for_task(task: str, arguments: list[str]) -> list[str]:
+    """The arguments without options of the data that other tasks have and this one has not."""
+    elsewhere = {name for other in TASKS for name in TASKS[other].data_config.model_fields}
+    lacking = {_flag(name) for name in elsewhere - set(TASKS[task].data_config.model_fields)}
+    kept, skip = [], False
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        if skip or flag in lacking:
+            skip = not skip and not equals
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _flag(name: str) -> str:
+    return f"--data.{name.replace('_', '-')}"
 
 
 def _parse_one(task: str | None, arguments: list[str]) -> Data:
@@ -53,8 +65,11 @@ def _parse_one(task: str | None, arguments: list[str]) -> Data:
     peeked = peek(arguments, task=task, preset=DEFAULT_PRESET)
     usual = preset(peeked.preset, peeked.task or DEFAULT_TASK, AttentionConfig(name=DEFAULT_ATTENTION)).data
     data = DataConfig() if peeked.task is None else usual
-    default = Data(action=tyro.MISSING, task=peeked.task, preset=peeked.preset, data=data)
-    return tyro.cli(Data, args=arguments, default=default, prog="klformer data")
+    command = make_dataclass(
+        "Data", [("data", type(data))], bases=(Data,), frozen=True, kw_only=True, namespace={"__doc__": Data.__doc__}
+    )
+    default = command(action=tyro.MISSING, task=peeked.task, preset=peeked.preset, data=data)
+    return tyro.cli(command, args=arguments, default=default, prog="klformer data")
 
 
 def run(commands: list[Data]) -> None:
@@ -81,7 +96,7 @@ def run(commands: list[Data]) -> None:
     if command.action == "check":
         for split in ("train", "validation", "test"):
             examples = task.load(split)
-            counts = ", ".join(str(n) for n in np.bincount(examples.labels, minlength=task.num_classes))
+            counts = ", ".join(str(n) for n in np.bincount(examples.targets, minlength=task.num_classes))
             lengths = examples.lengths
             print(
                 f"{split:10s} {len(examples):,} examples, {lengths.min():,} to {lengths.max():,} tokens, "

@@ -5,7 +5,8 @@ from rich.table import Table
 
 from klformer.attention import attention_names, attention_options, build_attention
 from klformer.attention.base import ATTENTIONS
-from klformer.runs.presets import LAPTOP, PAPER, PRESETS
+from klformer.runs.config import AttentionConfig
+from klformer.runs.presets import DEFAULT_ATTENTION, preset, preset_names
 from klformer.tasks import TASKS, task_names
 
 
@@ -27,15 +28,16 @@ def print_list() -> None:
         attentions.add_row(name, ATTENTIONS[name].summary, mechanism.cost, able, options)
     console.print(attentions)
     tasks = Table(title="tasks", title_justify="left")
-    for column in ("name", "what it is", *(f"preset {name}" for name in PRESETS)):
+    for column in ("name", "what it is", "presets"):
         tasks.add_column(column)
     for name in task_names():
         cells = []
-        for table in (PAPER, LAPTOP):
-            model, training = table[name]["model"], table[name]["training"]
-            length = (
-                f"{training['max_steps']:,} steps" if "max_steps" in training else f"{training['max_epochs']} epochs"
-            )
-            cells.append(f"{model['num_layers']} layers of {model['model_dim']}, {length} of {training['batch_size']}")
-        tasks.add_row(name, TASKS[name].summary, *cells)
+        for chosen in preset_names(name):
+            config = preset(chosen, name, AttentionConfig(name=DEFAULT_ATTENTION))
+            model, training = config.model, config.training
+            steps = training.max_steps
+            length = f"{training.max_epochs} epochs" if steps is None else f"{steps:,} steps"
+            layers = f"{model.num_layers} layers of {model.model_dim}"
+            cells.append(f"{chosen}: {layers}, {length} of {training.batch_size}")
+        tasks.add_row(name, TASKS[name].summary, "\n".join(cells))
     console.print(tasks)

@@ -7,7 +7,7 @@ in the arguments first, and tyro then reads all of them with these defaults.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from klformer.report.curves import draw_curves
 from klformer.runs.compare import compare, comparison_name, comparison_table
 from klformer.runs.config import AttentionConfig, ExperimentConfig, ModelConfig
 from klformer.runs.load import load_run
-from klformer.runs.naming import attention_label, describe_accuracy, run_name
+from klformer.runs.naming import attention_label, describe_score, run_name
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset
 from klformer.runs.train import train_run
 from klformer.tasks import DataConfig
@@ -264,12 +264,20 @@ def _parse(arguments: list[str]) -> Any:
     if name == "data":
         return parse_data(rest)
     default: Any = tyro.MISSING_NONPROP
+    command = COMMANDS[name]
     if name in ("train", "compare"):
         peeked = peek(rest, task=DEFAULT_TASK, attention=DEFAULT_ATTENTION, preset=DEFAULT_PRESET)
         chosen = preset(peeked.preset, peeked.task, AttentionConfig.parse(peeked.attention))
         settings = {setting: getattr(chosen, setting) for setting in SETTINGS}
-        default = COMMANDS[name](**settings, task=peeked.task, preset=peeked.preset)
-    return tyro.cli(COMMANDS[name], args=rest, default=default, prog=f"klformer {name}")
+        command = _with_data_of(COMMANDS[name], type(chosen.data))
+        default = command(**settings, task=peeked.task, preset=peeked.preset)
+    return tyro.cli(command, args=rest, default=default, prog=f"klformer {name}")
+
+
+def _with_data_of(command: type, data: type[DataConfig]) -> type:
+    """The command with the options that the data of a task has."""
+    own, documented = [("data", data)], {"__doc__": command.__doc__}
+    return make_dataclass(command.__name__, own, bases=(command,), frozen=True, kw_only=True, namespace=documented)
 
 
 def _run(command: Any) -> None:
@@ -325,7 +333,7 @@ def _evaluate(command: Eval) -> None:
     run = load_run(command.run, reporter, data_root=command.data_root)
     reporter.say(f"{run.config.task} with {attention_label(run.config)}, best checkpoint, step {run.step}")
     result = run.evaluate(command.split, draws=command.draws)
-    reporter.say(f"{command.split}: {result.num_examples:,} examples, accuracy {describe_accuracy(result.as_dict())}")
+    reporter.say(f"{command.split}: {result.num_examples:,} examples, {describe_score(run.metric, result.as_dict())}")
 
 
 def _profile(command: Profile) -> None:

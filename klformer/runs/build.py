@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from klformer.runs.config import ExperimentConfig
 from klformer.models import (
     ClassifierHead,
     PairClassifier,
@@ -11,11 +10,12 @@ from klformer.models import (
     SequenceEmbedding,
     TransformerEncoder,
 )
+from klformer.runs.config import ExperimentConfig
 from klformer.tasks import Task
 
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
-    """The classifier of a run, with fresh weights from torch's global random state."""
+    """The model of a run, with fresh weights from torch's global random state."""
     sizes = config.model
     embedding = SequenceEmbedding(
         model_dim=sizes.model_dim,
@@ -38,7 +38,11 @@ def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
         activation=sizes.activation,
         checkpoint_layers=sizes.checkpoint_layers,
     )
-    shape = {"model_dim": sizes.model_dim, "hidden_dim": sizes.head_hidden_dim, "num_classes": task.num_classes}
+    shape = {
+        "model_dim": sizes.model_dim,
+        "hidden_dim": sizes.head_hidden_dim,
+        "num_classes": task.objective().num_outputs,
+    }
     if task.is_pair:
         return PairClassifier(embedding, encoder, PairClassifierHead(**shape, pair_features=sizes.pair_features))
     return SequenceClassifier(embedding, encoder, ClassifierHead(**shape))

@@ -2,20 +2,24 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
-from klformer.errors import ArgumentError
 from klformer.attention import attention_names, attention_options
 from klformer.checks import suggestion
-from klformer.tasks import DataConfig, task_names
 from klformer.config import Config, describe_problems
+from klformer.errors import ArgumentError, RunError
+from klformer.tasks import TASKS, DataConfig, task_names
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
 #: Not one inside of a list: hidden_dims=[8,8].
 COMMA_BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
+
+#: Of run folders; a folder of another is refused by its number.
+FORMAT: Literal[2] = 2
 
 OptionValue = bool | int | float | str | None | tuple[int, ...]
 
@@ -103,10 +107,11 @@ class ModelConfig(Config):
 class ExperimentConfig(Config):
     """Everything that a run depends on."""
 
+    format: Literal[2] = FORMAT
     task: str
     preset: str
     attention: AttentionConfig
-    data: DataConfig
+    data: SerializeAsAny[DataConfig]
     model: ModelConfig
     optimiser: OptimiserConfig
     schedule: ScheduleConfig
@@ -117,7 +122,9 @@ class ExperimentConfig(Config):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in task_names():
-            raise ArgumentError(f"unknown task {name!r}{suggestion(name, task_names())} Known: {', '.join(task_names())}")
+            raise ArgumentError(
+                f"unknown task {name!r}{suggestion(name, task_names())} Known: {', '.join(task_names())}"
+            )
         return name
 
     @field_validator("attention")
@@ -125,6 +132,22 @@ class ExperimentConfig(Config):
     def _complete(cls, attention: AttentionConfig) -> AttentionConfig:
         """With all options: a default that changes later must not change a run that is loaded then."""
         return AttentionConfig(name=attention.name, options=attention_options(attention.name) | attention.options)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _of_the_task(cls, data: Any, info: ValidationInfo) -> Any:
+        """An instance of the task's own class."""
+        if "task" not in info.data:  # which is wrong itself
+            return data
+        kind = TASKS[info.data["task"]].data_config
+        if isinstance(data, DataConfig):
+            if not isinstance(data, kind):
+                raise ArgumentError(f"must be a {kind.__name__}, got a {type(data).__name__}")
+            return data
+        try:
+            return kind.model_validate(data)
+        except ValidationError as error:
+            raise ArgumentError(describe_problems(error)) from error
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
@@ -135,11 +158,29 @@ class ExperimentConfig(Config):
 
         Raises:
             ValueError: the file is not a valid configuration; the message names it and what is wrong.
+            RunError: it is of another format.
         """
+        content = path.read_bytes()
+        with suppress(ValueError):  # which the next line says in its own words
+            check_format(json.loads(content), path.parent)
         try:
-            return ExperimentConfig.model_validate_json(path.read_bytes())
+            return ExperimentConfig.model_validate_json(content)
         except ValidationError as error:
             raise ArgumentError(f"{path}: {describe_problems(error)}") from error
+
+
+def check_format(config: Any, folder: Path) -> None:
+    """Look at a configuration that was read as JSON, before anything else of it is believed.
+
+    Raises:
+        RunError: it is of another format; runs were without a number before they had one.
+    """
+    found = config.get("format", 1) if isinstance(config, dict) else FORMAT
+    if found != FORMAT:
+        raise RunError(
+            f"{folder} has format {found}, this klformer reads format {FORMAT}; read it with the version that wrote "
+            "it, or train it again"
+        )
 
 
 def _json_or_word(text: str) -> Any:

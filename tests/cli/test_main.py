@@ -11,7 +11,7 @@ from support import TINY, TINY_MODEL
 
 import klformer
 from klformer.cli.main import main
-from klformer.runs.presets import LAPTOP
+from klformer.tasks import ListOps
 
 
 def test_train_eval_and_resume(home, capsys):
@@ -184,7 +184,7 @@ def test_profile_says_memory_and_share(capsys):
 
 def test_profile_of_padding(home, capsys, monkeypatch):
     small = {"num_examples": 60, "max_len": 40}
-    monkeypatch.setitem(LAPTOP["listops"], "data", small)
+    monkeypatch.setattr(ListOps, "presets", {"laptop": {**ListOps.presets["laptop"], "data": small}})
     out = run(
         capsys, "profile", "--task", "listops", "--preset", "laptop", "--attention", "linear-elu", "--padding", "1"
     )
