@@ -13,7 +13,7 @@ class ClassifierHead(nn.Sequential):
 
     def __init__(self, *, model_dim: int, hidden_dim: int, num_classes: int) -> None:
         check_count("hidden_dim", hidden_dim)
-        check_count("num_classes", num_classes, minimum=2)
+        check_count("num_classes", num_classes)
         super().__init__(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_classes))
 
 
@@ -44,7 +44,7 @@ class PairClassifierHead(nn.Module):
     ) -> None:
         super().__init__()
         check_count("hidden_dim", hidden_dim, minimum=2)
-        check_count("num_classes", num_classes, minimum=2)
+        check_count("num_classes", num_classes)
         check_choice("pair_features", pair_features, PAIR_FEATURES)
         self.pair_features = pair_features
         self.layers = nn.Sequential(

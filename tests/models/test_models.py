@@ -238,7 +238,7 @@ def test_sinusoidal_positions():
         (lambda: encoder(activation="tanh"), "activation must be one of 'gelu', 'relu', got 'tanh'"),
         (lambda: encoder(num_layers=0), "num_layers must be at least 1, got 0"),
         (lambda: encoder(ffn_dim=0), "ffn_dim must be at least 1, got 0"),
-        (lambda: ClassifierHead(model_dim=4, hidden_dim=4, num_classes=1), "num_classes must be at least 2, got 1"),
+        (lambda: ClassifierHead(model_dim=4, hidden_dim=4, num_classes=0), "num_classes must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(make, message):
