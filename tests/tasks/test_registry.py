@@ -66,7 +66,7 @@ def test_an_incomplete_task_is_refused_with_all_that_is_missing(own_tasks, task,
 
 
 def test_only_tasks_are_tasks(own_tasks):
-    with pytest.raises(TypeError, match="must be a subclass of klformer.tasks.Task"):
+    with pytest.raises(TypeError, match=r"must be a subclass of klformer\.tasks\.Task"):
         own_tasks(DataConfig)
 
 
