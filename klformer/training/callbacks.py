@@ -23,12 +23,12 @@ class Validation:
     Args:
         step: The steps that are done.
         evaluation: What was found.
-        keep: Write the weights as a checkpoint of a kind, with facts about it; one process does.
+        keep: Write the weights as a checkpoint of a kind, of this step, with facts about it; one process does.
     """
 
     step: int
     evaluation: Evaluation
-    keep: Callable[[str, Mapping[str, Any]], None]
+    keep: Callable[[str, int, Mapping[str, Any]], None]
 
 
 class Callback:
@@ -84,7 +84,7 @@ class Milestones(Callback):
             if value >= percent / 100 and str(percent) not in self.first_reached:
                 self.first_reached[str(percent)] = validation.step
                 if self.keep_weights and percent in MILESTONES:
-                    validation.keep(milestone(percent), {f"validation_{self.metric.name}": value})
+                    validation.keep(milestone(percent), validation.step, {f"validation_{self.metric.name}": value})
 
     def state(self) -> dict[str, Any]:
         return {"first_reached": self.first_reached}

@@ -6,9 +6,8 @@ therefore needs the weights, the optimiser and the step, and a resumed run is th
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,21 +18,14 @@ from klformer.data.sequences import IntArray
 from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.noise import resample
 from klformer.training.callbacks import Callback, Validation
-from klformer.training.checkpoint import (
-    OPTIMISER,
-    WEIGHTS,
-    Checkpoint,
-    CheckpointStore,
-    load_optimiser_tensors,
-    optimiser_tensors,
-    put_weights,
-)
+from klformer.training.checkpoint import CheckpointStore
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.log import MetricsLog
 from klformer.training.objective import Objective
 from klformer.training.optimiser import build_optimiser, set_learning_rate
 from klformer.training.progress import Reporter
+from klformer.training.saving import Saver
 from klformer.training.schedules import learning_rate
 from klformer.training.seeds import derived_seed, generator_for
 from klformer.training.signals import StopSignal
@@ -96,6 +88,14 @@ class Trainer:
         self.total_steps = self._total_steps()
         self.model = model.to(accelerator.device)
         self.wrapped, self.optimiser = accelerator.prepare(self.model, build_optimiser(self.model, optimiser))
+        self.saver = Saver(
+            store,
+            self.model,
+            self.optimiser,
+            accelerator=accelerator,
+            callbacks=callbacks,
+            keep=training.keep_checkpoints,
+        )
         self._signal = StopSignal()
         self.stepper = Stepper(
             self.wrapped,
@@ -129,29 +129,10 @@ class Trainer:
         Raises:
             RunError: all checkpoints are damaged, but there is a best model, which starting over would remove.
         """
-        checkpoint = self.store.newest("step")
-        best = self.store.newest("best")
-        if checkpoint is None and best is not None and self.store.holds("step"):
-            raise RunError(
-                f"no checkpoint in {self.store.folder} is whole, so that the run can't go on; its best model, of step "
-                f"{best.step}, is: `klformer eval {self.store.folder.parent}` reads it. Train again under another "
-                "--name"
-            )
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            for kind in ("step", "best", *(kind for callback in self.callbacks for kind in callback.checkpoint_kinds)):
-                self.store.remove_after(kind, 0 if checkpoint is None else checkpoint.step)
-        if checkpoint is None:
-            return False
-        self._load_weights(checkpoint)
-        load_optimiser_tensors(self.model, self._plain_optimiser(), checkpoint.optimiser())
-        self.progress = Progress(**checkpoint.info["progress"])
-        self.totals = StepTotals(**checkpoint.info["totals"])
-        for callback in self.callbacks:
-            callback.load(checkpoint.info["callbacks"][callback.name])
-        if self.accelerator.scaler is not None and "scaler" in checkpoint.info:
-            self.accelerator.scaler.load_state_dict(checkpoint.info["scaler"])
-        return True
+        state = self.saver.restore()
+        if state is not None:
+            self.progress, self.totals = state
+        return state is not None
 
     def run(self) -> None:
         """Train to the end; nothing happens if that is reached already.
@@ -186,7 +167,7 @@ class Trainer:
                 f"one, {best.folder}. The same training under another --name gives the best one again"
             )
         self.progress.best_step = best.step
-        self._load_weights(best)
+        self.saver.load_weights(best)
 
     @contextmanager
     def final_evaluation(self) -> Iterator[None]:
@@ -296,42 +277,15 @@ class Trainer:
         if log is not None:
             log.write("validation", step, {"loss": result.loss, **result.means(), "seconds": progress.seconds})
         for callback in self.callbacks:
-            callback.after_validation(Validation(step, result, self._keep_weights))
+            callback.after_validation(Validation(step, result, self.saver.keep_weights))
         # Among equals the lower loss: the first 100% on one draw is not the most reliable model.
         before = -math.inf if progress.best_metric is None else metric.rank(progress.best_metric)
         if (metric.rank(value), -result.loss) > (before, -progress.best_loss):
             progress.best_metric, progress.best_loss, progress.best_step = value, result.loss, step
-            self._keep_weights("best", {f"validation_{metric.name}": value})
-            if self.accelerator.is_main_process:
-                self.store.prune("best", self.training.keep_checkpoints, up_to=step)
-
-    def _keep_weights(self, kind: str, info: Mapping[str, Any]) -> None:
-        if self.accelerator.is_main_process:
-            self.store.save(kind, self.progress.step, {WEIGHTS: self.model.state_dict()}, info)
+            self.saver.keep_best(step, {f"validation_{metric.name}": value})
 
     def _save(self) -> None:
-        if self.accelerator.is_main_process:
-            files = {
-                WEIGHTS: self.model.state_dict(),
-                OPTIMISER: optimiser_tensors(self.model, self._plain_optimiser()),
-            }
-            scaler = self.accelerator.scaler
-            info: dict[str, Any] = {
-                "progress": vars(self.progress),
-                "totals": vars(self.totals),
-                "callbacks": {callback.name: callback.state() for callback in self.callbacks},
-            }
-            if scaler is not None:
-                info["scaler"] = scaler.state_dict()
-            self.store.save("step", self.progress.step, files, info)
-            self.store.prune("step", self.training.keep_checkpoints, up_to=self.progress.step)
-        self.accelerator.wait_for_everyone()
-
-    def _plain_optimiser(self) -> torch.optim.Optimizer:
-        return getattr(self.optimiser, "optimizer", self.optimiser)
-
-    def _load_weights(self, checkpoint: Checkpoint) -> None:
-        put_weights(self.model, checkpoint.weights(), checkpoint.folder)
+        self.saver.save(self.progress, self.totals)
 
 
 def _check_target(training: TrainingConfig, objective: Objective) -> None:

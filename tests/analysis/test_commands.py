@@ -287,7 +287,7 @@ def milestones(tmp_path_factory):
     home = tmp_path_factory.mktemp("milestones")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KLFORMER_DATA", str(home / "data"))
-        patch.setattr("klformer.training.trainer.MILESTONES", (10, 99))
+        patch.setattr("klformer.training.callbacks.MILESTONES", (10, 99))
         patch.setattr("klformer.analysis.gradients.command.MILESTONES", (10, 99))
         options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", str(home), "--name"]
         main(

@@ -11,7 +11,7 @@ ACCURACY = Metric("accuracy", higher_is_better=True, percent=True)
 
 def validate(callback, step, accuracy, kept):
     found = Evaluation(10, 1.0, {"accuracy": (accuracy,)}, {"accuracy": accuracy}, "voting")
-    callback.after_validation(Validation(step, found, lambda kind, info: kept.append((kind, step, info))))
+    callback.after_validation(Validation(step, found, lambda *what: kept.append(what)))
 
 
 def test_milestones_are_noted_once_and_some_keep_the_weights():
