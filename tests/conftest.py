@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from klformer.tasks import TASKS, register_task
+
 
 @pytest.fixture(autouse=True)
 def _reproducible():
@@ -19,3 +21,15 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def own_tasks(monkeypatch):
+    """Registers tasks for one test."""
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+
+    def register(*tasks):
+        for task in tasks:
+            register_task(task)
+
+    return register

@@ -42,7 +42,7 @@ def make_run(
     lines += [{"kind": "validation", "step": 10 * n, "loss": 1.0, "accuracy": 0.2 * n} for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     score = {"num_examples": 50, "loss": 0.5, "accuracy": accuracy, "accuracy_std": 0.01, "voting_accuracy": 0.75}
-    score |= {"draws": 10, "accuracies": [accuracy] * 10}
+    score |= {"draws": 10, "accuracy_by_draw": [accuracy] * 10}
     result = {
         "name": folder.name, "task": task, "attention": attention, "preset": preset_name, "seed": seed,
         "protocol": "validation on 10% of the training set (protocol holdout); test set used once, at the end",

@@ -3,14 +3,15 @@
 import os
 import signal
 import sys
+from functools import partial
 
 import torch
 
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import preset
-from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
+from klformer.training.objectives import Classification
 from klformer.training.progress import SilentReporter
 
 TINY = {
@@ -104,14 +105,31 @@ def train_command(tmp_path, name, *, processes=1):
     )
 
 
-def poison_gradients(monkeypatch, at):
-    """From scores that are finite come gradients that are not, in one call."""
-    scores, calls = trainer_module.class_scores, []
+def while_training(function):
+    """`function(outputs, model, batch)` in the place of the outputs of training batches; evaluation is left alone."""
+    outputs = Classification.outputs
 
-    def poisoned(model, batch):
+    def wrapper(self, model, batch):
+        if not model.training:
+            return outputs(self, model, batch)
+        return function(partial(outputs, self), model, batch)
+
+    return wrapper
+
+
+def acting_at(number, action):
+    """Outputs of training batches as they are, with `action` done just before those of that number."""
+    return while_training(calling_at(number, action, lambda outputs, model, batch: outputs(model, batch)))
+
+
+def poison_gradients(monkeypatch, at):
+    """From outputs that are finite come gradients that are not, in one call."""
+    calls = []
+
+    def poisoned(outputs, model, batch):
         calls.append(batch)
         nothing = (0 * next(model.parameters())).sum().abs().sqrt() if len(calls) == at else 0.0
-        return scores(model, batch) + nothing
+        return outputs(model, batch) + nothing
 
-    monkeypatch.setattr(trainer_module, "class_scores", poisoned)
+    monkeypatch.setattr(Classification, "outputs", while_training(poisoned))
     return calls

@@ -14,7 +14,7 @@ from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.tasks import TASKS, build_task
 from klformer.tasks.random import random_batch
-from klformer.training.evaluation import class_scores
+from klformer.training.objective import Objective
 
 #: Operators that are attention itself, without its projections.
 ATTENTION_OPERATORS = (
@@ -52,7 +52,7 @@ def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
     def step(batch: Batch) -> None:
-        _backward(model, batch)
+        _backward(task.objective(), model, batch)
         optimiser.step()
         optimiser.zero_grad()
 
@@ -95,7 +95,7 @@ def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingPro
     model = build_model(config, task).eval()  # without dropout, so that the losses can be compared
     sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
     longest = int(train.lengths.max())
-    _backward(model, random_batch(task, 2, length=16))
+    _backward(task.objective(), model, random_batch(task, 2, length=16))
     tokens, seconds, differences = [], [], []
     for indices in sampler.batches(0)[:num_batches]:
         batches = [collate(train, indices), collate(train, indices, pad_to=longest)]
@@ -103,7 +103,7 @@ def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingPro
         losses, times = [], []
         for batch in batches:
             start = time.perf_counter()
-            losses.append(_backward(model, batch))
+            losses.append(_backward(task.objective(), model, batch))
             times.append(time.perf_counter() - start)
         seconds.append(times)
         differences.append(abs(losses[0] - losses[1]))
@@ -112,8 +112,9 @@ def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingPro
     return PaddingProfile(len(seconds), all_tokens / own_tokens, all_time / own_time, median, max(differences))
 
 
-def _backward(model: nn.Module, batch: Batch) -> float:
+def _backward(objective: Objective, model: nn.Module, batch: Batch) -> float:
     """Forward and backward on a batch; its loss."""
-    loss = nn.functional.cross_entropy(class_scores(model, batch), batch.labels)
+    total, count = objective.loss(model, batch)
+    loss = total / count
     torch.autograd.backward(loss)
     return loss.item()

@@ -1,9 +1,9 @@
 """`klformer data`: generate data, check it, or say where it is."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import tyro
@@ -12,7 +12,7 @@ from klformer.cli.command import Command, peek
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset
-from klformer.tasks import TASKS, DataConfig, Task, build_task, task_names
+from klformer.tasks import DataConfig, Task, build_task, task_names
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,6 @@ def parse(arguments: Sequence[str], prog: str) -> list[Data]:
     commands, unread = [], []
     for default in defaults:
         command, rest = tyro.cli(Data, args=arguments, default=default, prog=prog, return_unknown_args=True)
-        if not TASKS[str(command.task)].is_generated:
-            command = replace(command, data=command.data.model_copy(update={"num_examples": None}))
         commands.append(command)
         unread.append(set(_without_values(rest)))
     if strange := set.intersection(*unread):
@@ -102,13 +100,18 @@ def run(options: list[Data]) -> None:
 def _print_counts(task: Task) -> None:
     for split in ("train", "validation", "test"):
         examples = task.load(split)
-        counts = ", ".join(str(n) for n in np.bincount(examples.labels, minlength=task.num_classes))
         lengths = examples.lengths
         print(
             f"{split:10s} {len(examples):,} examples, {lengths.min():,} to {lengths.max():,} tokens, "
-            f"{lengths.mean():,.0f} on average, by class: {counts}"
+            f"{lengths.mean():,.0f} on average, {_describe_targets(examples.targets)}"
         )
     print(task.describe_protocol())
+
+
+def _describe_targets(targets: np.ndarray[Any, Any]) -> str:
+    if targets.dtype.kind == "f":
+        return f"targets from {targets.min():g} to {targets.max():g}"
+    return "by class: " + ", ".join(str(count) for count in np.bincount(targets))
 
 
 def _print_notes(task: Task) -> None:

@@ -9,7 +9,7 @@ import tyro
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.runs.load import load_run
-from klformer.runs.naming import attention_label, describe_accuracy
+from klformer.runs.naming import attention_label, describe_score
 from klformer.training.processes import is_main_process
 from klformer.training.progress import make_reporter
 
@@ -32,7 +32,7 @@ class Evaluate:
 
 
 def run(options: Evaluate) -> None:
-    """Load, evaluate, and say the accuracy.
+    """Load, evaluate, and say what came out.
 
     Raises:
         ArgumentError: there would be no draw.
@@ -44,7 +44,9 @@ def run(options: Evaluate) -> None:
     loaded = load_run(options.run, reporter, data_root=options.data_root)
     reporter.say(f"{loaded.config.task} with {attention_label(loaded.config)}, best checkpoint, step {loaded.step}")
     result = loaded.evaluate(options.split, draws=options.draws)
-    reporter.say(f"{options.split}: {result.num_examples:,} examples, accuracy {describe_accuracy(result.as_dict())}")
+    reporter.say(
+        f"{options.split}: {result.num_examples:,} examples, {describe_score(loaded.metric, result.as_dict())}"
+    )
 
 
 COMMAND = plain_command(Evaluate, run)

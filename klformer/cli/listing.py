@@ -1,16 +1,14 @@
 """`klformer list`: attentions with their options, tasks and presets, those of plugins too."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from klformer.attention import attention_names, attention_options, build_attention
+from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
 from klformer.attention.base import ATTENTIONS
 from klformer.cli.command import plain_command
-from klformer.runs.presets import LAPTOP, PAPER, PRESETS
+from klformer.runs.presets import DEFAULT_ATTENTION, preset, preset_names
 from klformer.tasks import TASKS, task_names
 
 
@@ -32,32 +30,29 @@ def _attentions() -> Table:
         table.add_column(column)
     for name in attention_names():
         options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
-        mechanism = build_attention(name, num_heads=1, head_dim=2, max_len=4)
-        abilities = {
-            "causal": mechanism.supports_causal,
-            "cross": mechanism.supports_cross,
-            "decoding": mechanism.supports_decoding,
-        }
+        can = attention_capabilities(name)
+        abilities = {"causal": can.causal, "cross": can.cross, "decoding": can.decoding, "weighted keys": can.key_bias}
         able = ", ".join(ability for ability, has in abilities.items() if has) or "-"
-        table.add_row(name, ATTENTIONS[name].summary, mechanism.cost, able, options)
+        table.add_row(name, ATTENTIONS[name].summary, can.cost, able, options)
     return table
 
 
 def _tasks() -> Table:
     table = Table(title="tasks", title_justify="left")
-    for column in ("name", "what it is", *(f"preset {name}" for name in PRESETS)):
+    for column in ("name", "what it is", "presets"):
         table.add_column(column)
     for name in task_names():
-        cells = [_describe(settings[name]) if name in settings else "-" for settings in (PAPER, LAPTOP)]
-        table.add_row(name, TASKS[name].summary, *cells)
+        table.add_row(name, TASKS[name].summary, "\n".join(_describe(chosen, name) for chosen in preset_names(name)))
     return table
 
 
-def _describe(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """A preset's settings for a task, in short."""
-    model, training = settings["model"], settings["training"]
-    length = f"{training['max_steps']:,} steps" if "max_steps" in training else f"{training['max_epochs']} epochs"
-    return f"{model['num_layers']} layers of {model['model_dim']}, {length} of {training['batch_size']}"
+def _describe(preset_name: str, task: str) -> str:
+    """A preset of a task, in short."""
+    config = preset(preset_name, task, AttentionSpec(name=DEFAULT_ATTENTION))
+    model, training = config.model, config.training
+    length = f"{training.max_epochs} epochs" if training.max_steps is None else f"{training.max_steps:,} steps"
+    layers = f"{model.num_layers} layers of {model.model_dim}"
+    return f"{preset_name}: {layers}, {length} of {training.batch_size}"
 
 
 COMMAND = plain_command(List, run)

@@ -1,4 +1,4 @@
-"""Labelled sequences, and batches of them: what tasks give and training takes."""
+"""Sequences with their targets, and batches of them: what tasks give and training takes."""
 
 from klformer.data.batching import Batch, BucketSampler, PaddingReport, collate, padding_report
 from klformer.data.sequences import Examples, Sequences

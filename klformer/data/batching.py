@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from klformer.checks import check_count
-from klformer.data.sequences import Examples, IntArray, Sequences
+from klformer.data.sequences import AnyArray, Examples, IntArray, Sequences
 from klformer.errors import ArgumentError
 
 
@@ -23,7 +23,7 @@ class Batch:
     Args:
         inputs: (B, L) token ids, int64, or (B, L, width) vectors, float32.
         key_mask: (B, L), True = keep.
-        labels: (B,).
+        targets: (B,), int64 or float32.
         ids: (B,), the examples' positions in the data set.
         second: The other side of pairs, padded by itself; None if there is none.
         second_mask: Its mask.
@@ -32,14 +32,14 @@ class Batch:
 
     inputs: Tensor
     key_mask: Tensor
-    labels: Tensor
+    targets: Tensor
     ids: Tensor
     num_tokens: int
     second: Tensor | None = None
     second_mask: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     @property
     def num_padded(self) -> int:
@@ -52,7 +52,7 @@ class Batch:
             self,
             inputs=self.inputs.to(device),
             key_mask=self.key_mask.to(device),
-            labels=self.labels.to(device),
+            targets=self.targets.to(device),
             ids=self.ids.to(device),
             second=None if self.second is None else self.second.to(device),
             second_mask=None if self.second_mask is None else self.second_mask.to(device),
@@ -80,12 +80,18 @@ def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None)
     return Batch(
         inputs=inputs,
         key_mask=key_mask,
-        labels=torch.from_numpy(examples.labels[indices]),
+        targets=_as_tensor(examples.targets[indices]),
         ids=torch.from_numpy(np.array(indices, np.int64)),
         num_tokens=num_tokens,
         second=second,
         second_mask=second_mask,
     )
+
+
+def _as_tensor(targets: AnyArray) -> Tensor:
+    """Classes as they are, numbers in the models' precision."""
+    tensor = torch.from_numpy(targets)
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _pad(sequences: Sequences, indices: IntArray, pad_to: int | None) -> tuple[Tensor, Tensor]:

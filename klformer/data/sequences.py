@@ -12,6 +12,8 @@ from klformer.errors import ArgumentError
 
 IntArray = NDArray[np.int64]
 AnyArray = NDArray[Any]
+#: Types of targets: classes, and numbers.
+TARGET_TYPES = (np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.float64))
 #: Tokens that a fingerprint looks at: all of most data sets, evenly spaced ones of the largest.
 _FINGERPRINT_TOKENS = 1 << 24
 
@@ -88,23 +90,24 @@ class Sequences:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Labelled sequences, or labelled pairs of them."""
+    """Sequences, or pairs of them, each with its target: a class (int64) or a number (float32 or float64)."""
 
     first: Sequences
-    labels: IntArray
+    targets: AnyArray
     second: Sequences | None = None
 
     def __post_init__(self) -> None:
-        if self.labels.dtype != np.int64 or self.labels.ndim != 1:
+        if self.targets.dtype not in TARGET_TYPES or self.targets.ndim != 1:
             raise ArgumentError(
-                f"labels must be one-dimensional and int64, got {self.labels.dtype} of shape {self.labels.shape}"
+                "targets must be one-dimensional and int64, float32 or float64, got "
+                f"{self.targets.dtype} of shape {self.targets.shape}"
             )
-        sizes = [len(self.first), len(self.labels)] + ([] if self.second is None else [len(self.second)])
+        sizes = [len(self.first), len(self.targets)] + ([] if self.second is None else [len(self.second)])
         if len(set(sizes)) > 1:
-            raise ArgumentError(f"sequences and labels must be as many, got {sizes}")
+            raise ArgumentError(f"sequences and targets must be as many, got {sizes}")
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     @property
     def lengths(self) -> IntArray:
@@ -114,8 +117,8 @@ class Examples:
         return np.maximum(self.first.lengths, self.second.lengths)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the labels, the lengths and the tokens, by which other data is told from the same."""
-        digest = hashlib.sha256(self.labels.tobytes())
+        """SHA-256 of the targets, the lengths and the tokens, by which other data is told from the same."""
+        digest = hashlib.sha256(self.targets.tobytes())
         for side in (self.first, self.second):
             if side is not None:
                 digest.update(side.offsets.tobytes())
@@ -125,7 +128,7 @@ class Examples:
     def take(self, indices: IntArray) -> "Examples":
         """The chosen examples, in the given order."""
         second = None if self.second is None else self.second.take(indices)
-        return Examples(self.first.take(indices), self.labels[indices], second)
+        return Examples(self.first.take(indices), self.targets[indices], second)
 
 
 class ByteRows:

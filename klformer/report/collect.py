@@ -17,16 +17,16 @@ from klformer.attention import attention_names
 from klformer.errors import ArgumentError, RunError
 from klformer.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
 from klformer.report.reading import finite, read_object, rows_of
-from klformer.runs.folder import CONFIG, RESULT, flatten
-from klformer.runs.naming import task_label
-from klformer.runs.presets import PRESETS, usual_options
+from klformer.runs.changes import flatten
+from klformer.runs.folder import RunFolder
+from klformer.runs.presets import preset_names, usual_options
 from klformer.tasks import task_names
 from klformer.training.log import read_lines
 
 VARIANCE, EIGENVALUES = "variance.json", "eigenvalues.json"
 #: Files of benchmarks, with the commands that write them.
 BENCHMARKS = {f"{name}.json": f"klformer bench {name} --out FOLDER" for name in ("attention", "model", "peers")}
-METRICS = "metrics.jsonl"
+CONFIG, RESULT, METRICS = RunFolder.CONFIG, RunFolder.RESULT, RunFolder.METRICS
 #: Folders of a run that hold nothing for a report.
 PASSED_OVER = {"checkpoints", "tensorboard", "variance-scores"}
 #: No run has as many steps; larger numbers can't be drawn.
@@ -225,7 +225,7 @@ def read_run(folder: Path, *, title: str = "") -> Run:
     return Run(
         name=folder.resolve().name,
         title=title or folder.resolve().name,
-        task=task_label(task, finite(flat.get("data.sparsity"))),
+        task=_task_label(task, finite(flat.get("data.sparsity"))),
         attention=_label(task, preset, name, options),
         attention_name=name,
         preset=preset,
@@ -301,9 +301,13 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield key, number
 
 
+def _task_label(task: str, sparsity: float | None) -> str:
+    return task if sparsity is None else f"{task} {sparsity:g}"
+
+
 def _label(task: str, preset: str, name: str, options: Mapping[str, Any]) -> str:
     """As in `klformer train`, also for attentions, tasks and presets that this version does not know."""
-    known = name in attention_names() and task in task_names() and preset in PRESETS
+    known = name in attention_names() and task in task_names() and preset in preset_names(task)
     usual = usual_options(preset, task, name) if known else {}
     chosen = {key: value for key, value in options.items() if key not in usual or usual[key] != value}
     text = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(chosen.items()))

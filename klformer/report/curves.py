@@ -8,8 +8,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 
 from klformer.errors import ArgumentError, RunError
 from klformer.plotting import line_style, save
-from klformer.runs.config import ExperimentConfig
-from klformer.runs.folder import CONFIG
+from klformer.runs.folder import RunFolder
 from klformer.runs.naming import attention_label
 from klformer.training.log import read_lines
 
@@ -28,9 +27,7 @@ def draw_curves(folders: Sequence[Path], target: Path, *, title: str | None = No
         raise ArgumentError(f"{target} must end in one of {', '.join(formats)}")
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for number, folder in enumerate(folders):
-        if not (folder / CONFIG).is_file():
-            raise RunError(f"{folder} is not a run: it has no {CONFIG}")
-        config = ExperimentConfig.from_file(folder / CONFIG)
+        config = RunFolder(folder).config()
         points = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "validation"]
         if not points:
             raise RunError(f"{folder} has not been evaluated yet")

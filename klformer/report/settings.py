@@ -13,7 +13,6 @@ from klformer.models import ModelConfig
 from klformer.report.collect import Run
 from klformer.report.paper_numbers import LRA, RANDOM
 from klformer.report.reading import finite
-from klformer.runs.presets import PAPER
 from klformer.tasks import TASKS, DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
@@ -218,7 +217,7 @@ def paper_budget(task: str) -> str | None:
     lengths = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024}
     if task not in lengths:
         return None
-    table = PAPER[task]
+    table = TASKS[task].presets["paper"]
     flat = {f"{section}.{key}": value for section in ("model", "training") for key, value in table[section].items()}
     return describe_budget(flat | {"data.max_len": lengths[task]})
 

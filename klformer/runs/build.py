@@ -15,6 +15,6 @@ def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
         vocab_size=task.vocab_size,
         input_dim=task.input_dim,
         max_len=task.max_len,
-        num_outputs=task.num_classes,
+        num_outputs=task.objective().num_outputs,
         is_pair=task.is_pair,
     )

@@ -13,7 +13,7 @@ from klformer.errors import ArgumentError
 from klformer.files import write_text
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
-from klformer.runs.naming import run_name, setting_name
+from klformer.runs.naming import combined_score, run_name, selecting_metric, setting_name
 from klformer.runs.train import finished_result, train_run
 from klformer.tasks import build_task
 from klformer.training.processes import is_main_process
@@ -60,34 +60,33 @@ def check_model(config: ExperimentConfig) -> None:
 def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
     """One row an attention, averaged over its seeds."""
     first = results[0]
+    metric = selecting_metric(first)
+    together, _ = combined_score(metric.name, first["test"])
     table = Table(
-        title=f"{first['task']}, preset {first['preset']}: accuracy on the test set, best first",
+        title=f"{first['task']}, preset {first['preset']}: {metric.name} on the test set, best first",
         caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
         caption_justify="left",
     )
     table.add_column("attention", overflow="fold")
-    for column in ("seeds", "accuracy", "+-", "vote", "best at step", "tokens/s", "train time", "peak memory"):
+    for column in ("seeds", metric.name, "+-", together, "best at step", "tokens/s", "train time", "peak memory"):
         table.add_column(column, justify="right", no_wrap=True)
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(result["attention"], []).append(result)
-    ordered = sorted(groups.items(), key=lambda item: -_mean(item[1], "accuracy"))
-    for label, runs in ordered:
-        accuracies = [run["test"]["accuracy"] for run in runs]
-        spread = statistics.stdev(accuracies) if len(runs) > 1 else runs[0]["test"]["accuracy_std"]
+    values = {label: [run["test"][metric.name] for run in runs] for label, runs in groups.items()}
+    for label in sorted(groups, key=lambda label: -metric.rank(statistics.mean(values[label]))):
+        runs, scores = groups[label], values[label]
+        spread = statistics.stdev(scores) if len(runs) > 1 else runs[0]["test"][f"{metric.name}_std"]
+        combined = statistics.mean(combined_score(metric.name, run["test"])[1] for run in runs)
         table.add_row(
             label,
             str(len(runs)),
-            f"{100 * _mean(runs, 'accuracy'):.2f}%",
-            f"{100 * spread:.2f}",
-            f"{100 * _mean(runs, 'voting_accuracy'):.2f}%",
+            metric.show(statistics.mean(scores)),
+            metric.show_spread(spread),
+            metric.show(combined),
             str(round(statistics.mean(run["best_step"] for run in runs))),
             f"{statistics.mean(run['tokens_per_second'] for run in runs):,.0f}",
             f"{statistics.mean(run['train_seconds'] for run in runs):.0f} s",
             f"{statistics.mean(run['peak_memory_bytes'] for run in runs) / 2**20:,.0f} MiB",
         )
     return table
-
-
-def _mean(runs: Sequence[dict[str, Any]], field: str) -> float:
-    return statistics.mean(run["test"][field] for run in runs)

@@ -1,23 +1,30 @@
 """The whole description of an experiment: one frozen tree, JSON in and out, unknown keys refused."""
 
+import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from klformer.config import Config, describe_problems
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, RunError
 from klformer.models import AttentionSpec, ModelConfig
 from klformer.tasks import TASKS, DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+
+#: Of run folders; a folder of another is refused by its number.
+FORMAT: Literal[2] = 2
 
 
 class ExperimentConfig(Config):
     """Everything that a run depends on."""
 
+    format: Literal[2] = FORMAT
     task: str
     preset: str
     attention: AttentionSpec
-    data: DataConfig
+    data: SerializeAsAny[DataConfig]
     model: ModelConfig
     optimiser: OptimiserConfig
     schedule: ScheduleConfig
@@ -35,6 +42,22 @@ class ExperimentConfig(Config):
         """With all options: a default that changes later must not change a run that is loaded then."""
         return attention.complete()
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _of_the_task(cls, data: Any, info: ValidationInfo) -> Any:
+        """An instance of the task's own class."""
+        if "task" not in info.data:  # which is wrong itself
+            return data
+        kind = TASKS[info.data["task"]].data_config
+        if isinstance(data, DataConfig):
+            if not isinstance(data, kind):
+                raise ArgumentError(f"must be a {kind.__name__}, got a {type(data).__name__}")
+            return data
+        try:
+            return kind.model_validate(data)
+        except ValidationError as error:
+            raise ArgumentError(describe_problems(error)) from error
+
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
 
@@ -44,8 +67,26 @@ class ExperimentConfig(Config):
 
         Raises:
             ValueError: the file is not a valid configuration; the message names it and what is wrong.
+            RunError: it is of another format.
         """
+        content = path.read_bytes()
+        with suppress(ValueError):  # which the next line says in its own words
+            check_format(json.loads(content), path.parent)
         try:
-            return ExperimentConfig.model_validate_json(path.read_bytes())
+            return ExperimentConfig.model_validate_json(content)
         except ValidationError as error:
             raise ArgumentError(f"{path}: {describe_problems(error)}") from error
+
+
+def check_format(config: Any, folder: Path) -> None:
+    """Look at a configuration that was read as JSON, before anything else of it is believed.
+
+    Raises:
+        RunError: it is of another format; runs were without a number before they had one.
+    """
+    found = config.get("format", 1) if isinstance(config, dict) else FORMAT
+    if found != FORMAT:
+        raise RunError(
+            f"{folder} has format {found}, this klformer reads format {FORMAT}; read it with the version that wrote "
+            "it, or train it again"
+        )

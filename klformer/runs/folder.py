@@ -1,8 +1,10 @@
-"""The folder of a run: who may go on in it, and what it is made of.
+"""The folder of a run: the one place that knows what it is made of.
 
-    runs/<name>/   config.json  data.json  metrics.jsonl  tensorboard/  initial.safetensors  checkpoints/  result.json
+    runs/<name>/   config.json  task.json  data.json  metrics.jsonl  tensorboard/  initial.safetensors  checkpoints/
+                   result.json
 
-config.json is written when data and model are there, just before the first step: what fails earlier leaves no run.
+config.json is written when data and model are there, just before the first step: what fails earlier leaves no run. It
+begins with the number of the format. task.json says what a reader must know of a task that it may not have.
 Everything later (evaluation, comparison, analysis, reports) reads such folders and nothing else.
 """
 
@@ -10,126 +12,270 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from klformer.data import Examples
 from klformer.errors import RunError
-from klformer.files import write_text
-from klformer.runs.config import ExperimentConfig
-from klformer.tasks import Split
-
-CONFIG, DATA, INITIAL, RESULT = "config.json", "data.json", "initial.safetensors", "result.json"
-#: Fields that say how long a run is.
-LENGTH = {"training.max_steps", "training.max_epochs"}
-#: Fields in which a resumed run may differ from what it was started with. The data may be in another place, but not
-#: other data: that is told by its fingerprint.
-MAY_CHANGE = LENGTH | {"training.target_accuracy", "training.keep_checkpoints", "training.log_every", "data.root"}
+from klformer.files import replacing, write_text
+from klformer.runs.changes import MAY_CHANGE, changes
+from klformer.runs.config import ExperimentConfig, check_format
+from klformer.tasks import Split, Task
+from klformer.training.checkpoint import CheckpointStore, read_weights
+from klformer.training.log import MetricsLog, read_lines
+from klformer.training.metrics import Metric
 
 #: What file systems without locks for folders say, as those of some networks are.
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder of a run, or see that it can be written.
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a reader must know of a task that it may not have.
 
-    Raises:
-        RunError: it can't.
+    Args:
+        name: On the command line.
+        title: In tables and figures.
+        label: The title with what tells this data from others of the task.
+        chance: The selecting metric of somebody who guesses.
+        metric: The one that selects.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} is not writable")
-    except OSError as error:
-        raise RunError(f"can't write to {folder}: {error.strerror or error}") from error
+
+    name: str
+    title: str
+    label: str
+    chance: float | None
+    metric: Metric
+
+    @staticmethod
+    def of(task: Task) -> "TaskFacts":
+        """The facts of a task that is there."""
+        title = task.title or task.name
+        return TaskFacts(task.name, title, task.label(), task.chance, task.objective().selecting)
 
 
-@contextmanager
-def only_process_in(folder: Path) -> Iterator[None]:
-    """Keep others from training in the same folder meanwhile, where the file system has locks.
+class RunFolder:
+    """The files of a run.
 
-    Raises:
-        RunError: somebody does already.
+    Args:
+        path: The folder; it need not be there yet.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise RunError(f"another process is training in {folder}; wait for it, or give another --name") from error
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
+
+    CONFIG: ClassVar[str] = "config.json"
+    TASK: ClassVar[str] = "task.json"
+    DATA: ClassVar[str] = "data.json"
+    METRICS: ClassVar[str] = "metrics.jsonl"
+    TENSORBOARD: ClassVar[str] = "tensorboard"
+    INITIAL: ClassVar[str] = "initial.safetensors"
+    CHECKPOINTS: ClassVar[str] = "checkpoints"
+    RESULT: ClassVar[str] = "result.json"
+    #: Folders inside, in which there are no other runs.
+    SUBFOLDERS: ClassVar[frozenset[str]] = frozenset({TENSORBOARD, CHECKPOINTS})
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def is_run(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / self.CONFIG).is_file()
+
+    def make(self) -> None:
+        """Make the folder, or see that it can be written.
+
+        Raises:
+            RunError: it can't.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK):
+                raise PermissionError(f"{self.path} is not writable")
+        except OSError as error:
+            raise RunError(f"can't write to {self.path}: {error.strerror or error}") from error
+
+    @contextmanager
+    def only_process(self) -> Iterator[None]:
+        """Keep others from training in the same folder meanwhile, where the file system has locks.
+
+        Raises:
+            RunError: somebody does already.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             os.close(descriptor)
-            raise
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+            raise RunError(f"another process is training in {self}; wait for it, or give another --name") from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(descriptor)
+                raise
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
+    def config(self) -> ExperimentConfig:
+        """The configuration.
 
-def configuration_so_far(config: ExperimentConfig, folder: Path, *, resume: bool) -> ExperimentConfig | None:
-    """The configuration of the run that a folder holds, if any.
+        Raises:
+            RunError: the folder is not a run's, or of another format.
+            ArgumentError: the configuration is not valid.
+        """
+        self._check_is_run()
+        return ExperimentConfig.from_file(self.path / self.CONFIG)
 
-    Raises:
-        RunError: it is another run, or not to be gone on with.
-    """
-    path = folder / CONFIG
-    if not path.exists():
-        return None
-    if not resume:
-        raise RunError(f"{folder} holds a run already; --resume goes on with it, --name makes another")
-    before = ExperimentConfig.from_file(path)
-    changed = [change for key, change in changes(before, config).items() if key not in MAY_CHANGE]
-    if changed:
-        raise RunError(f"{folder} was started with another configuration: {'; '.join(changed)}")
-    return before
+    def config_json(self) -> dict[str, Any]:
+        """The configuration as it was written, also of a task or an attention that is not known here.
 
+        Raises:
+            RunError: the folder is not a run's, of another format, or the file is damaged.
+        """
+        self._check_is_run()
+        content = self._read_object(self.CONFIG)
+        check_format(content, self.path)
+        return content
 
-def changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, str]:
-    """The fields that differ, with a sentence on each."""
-    old, new = flatten(before.model_dump(mode="json")), flatten(now.model_dump(mode="json"))
-    return {
-        key: f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in old | new if old.get(key) != new.get(key)
-    }
+    def config_so_far(self, config: ExperimentConfig, *, resume: bool) -> ExperimentConfig | None:
+        """The configuration of the run that the folder holds, if any, for one that goes on as `config`.
 
+        Raises:
+            RunError: it is another run, of another format, or not to be gone on with.
+        """
+        if not (self.path / self.CONFIG).exists():
+            return None
+        if not resume:
+            raise RunError(f"{self} holds a run already; --resume goes on with it, --name makes another")
+        before = self.config()
+        changed = [change for key, change in changes(before, config).items() if key not in MAY_CHANGE]
+        if changed:
+            raise RunError(f"{self} was started with another configuration: {'; '.join(changed)}")
+        return before
 
-def write_beginning(
-    config: ExperimentConfig, before: ExperimentConfig | None, splits: Mapping[Split, Examples], folder: Path
-) -> None:
-    """Write what the run is made of; the configuration last, which makes the folder a run's.
+    def task_facts(self) -> TaskFacts:
+        """What there is to know of the task.
 
-    Raises:
-        RunError: the run was made with other data.
-    """
-    if before is not None:
-        check_same_data(folder, splits)
-    fingerprints = {split: _fingerprint(examples) for split, examples in splits.items()}
-    write_text(folder / DATA, json.dumps(fingerprints, indent=2) + "\n")
-    if before != config:
-        # A result of fewer steps is not that of the run that now goes on.
-        (folder / RESULT).unlink(missing_ok=True)
-        write_text(folder / CONFIG, config.to_json())
+        Raises:
+            RunError: the file is not there, or damaged.
+        """
+        content = self._read_object(self.TASK)
+        try:
+            return TaskFacts(**content | {"metric": Metric(**content["metric"])})
+        except (TypeError, KeyError) as error:
+            raise RunError(f"{self.path / self.TASK} is damaged: {error}") from error
 
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The lines of the record, of one kind ("train" or "validation") or all.
 
-def check_same_data(folder: Path, splits: Mapping[Split, Examples]) -> None:
-    """Compare data with that of a run; a run without a record of it is taken at its word.
+        Raises:
+            RunError: a line is damaged.
+        """
+        lines = read_lines(self.path / self.METRICS)
+        return [line for line in lines if kind is None or line["kind"] == kind]
 
-    Raises:
-        RunError: it is other data, or the record is damaged.
-    """
-    path = folder / DATA
-    if not path.exists():
-        return
-    try:
-        recorded = json.loads(path.read_bytes())
-        pairs = {split: (_sizes(recorded[split]), _sizes(_fingerprint(splits[split]))) for split in splits}
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is damaged; remove it to go on without a check that the data is the same") from error
-    changed = [f"{split} was {was}, is {now}" for split, (was, now) in pairs.items() if was != now]
-    if changed:
-        raise RunError(f"{folder} was started with other data: {'; '.join(changed)}")
+    def result(self) -> dict[str, Any] | None:
+        """The result; None if the run is not finished.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        return self._read_object(self.RESULT) if (self.path / self.RESULT).exists() else None
+
+    def initial_weights(self) -> dict[str, Tensor]:
+        """The weights that the run started from.
+
+        Raises:
+            RunError: they are not there, or damaged.
+        """
+        return read_weights(self.path / self.INITIAL)
+
+    def checkpoints(self, say: Callable[[str], None]) -> CheckpointStore:
+        """The checkpoints; `say` is told about those that had to be passed over."""
+        return CheckpointStore(self.path / self.CHECKPOINTS, say)
+
+    def open_log(self, step: int) -> MetricsLog:
+        """The record, to go on with after a step."""
+        return MetricsLog(self.path / self.METRICS, self.path / self.TENSORBOARD, step=step)
+
+    def write_initial(self, model: nn.Module, before: ExperimentConfig | None) -> None:
+        """Keep the weights that a run starts from; those of a run that goes on are there already."""
+        path = self.path / self.INITIAL
+        if before is None or not path.exists():
+            tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+            with replacing(path) as temporary:
+                save_file(tensors, temporary)
+
+    def write_beginning(
+        self, config: ExperimentConfig, before: ExperimentConfig | None, task: Task, splits: Mapping[Split, Examples]
+    ) -> None:
+        """Write what the run is made of; the configuration last, which makes the folder a run's.
+
+        Raises:
+            RunError: the run was made with other data.
+        """
+        if before is not None:
+            self.check_same_data(splits)
+        self._write_json(self.DATA, {split: _fingerprint(examples) for split, examples in splits.items()})
+        self._write_json(self.TASK, asdict(TaskFacts.of(task)))
+        if before != config:
+            # A result of fewer steps is not that of the run that now goes on.
+            (self.path / self.RESULT).unlink(missing_ok=True)
+            write_text(self.path / self.CONFIG, config.to_json())
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write the result, which makes the run a finished one."""
+        self._write_json(self.RESULT, result)
+
+    def check_same_data(self, splits: Mapping[Split, Examples]) -> None:
+        """Compare data with that of the run; a run without a record of it is taken at its word.
+
+        Raises:
+            RunError: it is other data, or the record is damaged.
+        """
+        path = self.path / self.DATA
+        if not path.exists():
+            return
+        try:
+            recorded = json.loads(path.read_bytes())
+            pairs = {split: (_sizes(recorded[split]), _sizes(_fingerprint(splits[split]))) for split in splits}
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"{path} is damaged; remove it to go on without a check that the data is the same"
+            ) from error
+        changed = [f"{split} was {was}, is {now}" for split, (was, now) in pairs.items() if was != now]
+        if changed:
+            raise RunError(f"{self} was started with other data: {'; '.join(changed)}")
+
+    def _check_is_run(self) -> None:
+        if not self.is_run():
+            raise RunError(f"{self} is not a run: it has no {self.CONFIG}")
+
+    def _read_object(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise RunError(f"can't read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        if not isinstance(content, dict):
+            raise RunError(f"{path} is damaged: it is no JSON object")
+        return content
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_text(self.path / name, json.dumps(content, indent=2) + "\n")
 
 
 def _fingerprint(examples: Examples) -> dict[str, Any]:
@@ -138,11 +284,3 @@ def _fingerprint(examples: Examples) -> dict[str, Any]:
 
 def _sizes(split: Mapping[str, Any]) -> str:
     return f"{split['examples']:,} examples (sha256 {split['sha256'][:12]})"
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as one, with dots in the names."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

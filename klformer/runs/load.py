@@ -10,10 +10,11 @@ from klformer.data import Examples
 from klformer.errors import RunError
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
-from klformer.runs.folder import CONFIG, INITIAL, check_same_data
+from klformer.runs.folder import RunFolder
 from klformer.tasks import Split, Task, build_task
-from klformer.training.checkpoint import CheckpointStore, put_weights, read_weights
+from klformer.training.checkpoint import put_weights
 from klformer.training.evaluation import Evaluation, evaluate
+from klformer.training.metrics import Metric
 from klformer.training.processes import make_accelerator
 from klformer.training.progress import Reporter
 
@@ -22,13 +23,22 @@ from klformer.training.progress import Reporter
 class LoadedRun:
     """A run that was read back, with the weights of its best checkpoint."""
 
-    folder: Path
+    run: RunFolder
     config: ExperimentConfig
     task: Task
     model: nn.Module
     step: int
     #: The data is to be the run's own; not if another folder of data was asked for.
     own_data: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.run.path
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that selects."""
+        return self.task.objective().selecting
 
     def examples(self, split: Split) -> Examples:
         """The examples of a split.
@@ -39,17 +49,17 @@ class LoadedRun:
         """
         examples = self.task.load(split)
         if self.own_data:
-            check_same_data(self.folder, {split: examples})
+            self.run.check_same_data({split: examples})
         return examples
 
     def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
-        """Accuracy on a split, averaged over draws of the frequencies."""
+        """All metrics on a split, averaged over draws of the frequencies."""
         return evaluate(
             self.model,
             self.examples(split),
+            objective=self.task.objective(),
             accelerator=accelerator or make_accelerator(self.config.training),
             batch_size=self.config.training.evaluation_batch_size,
-            num_classes=self.task.num_classes,
             draws=draws,
             seed=self.config.seed,
         )
@@ -60,8 +70,8 @@ class LoadedRun:
         Raises:
             RunError: they are not there, damaged, or do not fit.
         """
-        model, path = build_model(self.config, self.task), self.folder / INITIAL
-        put_weights(model, read_weights(path), path)
+        model = build_model(self.config, self.task)
+        put_weights(model, self.run.initial_weights(), self.folder / RunFolder.INITIAL)
         return model.eval()
 
 
@@ -69,18 +79,18 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     """Read a run back; nothing is unpickled.
 
     Raises:
-        RunError: the folder is not a run's, has no whole checkpoint, or one that does not fit its configuration.
+        RunError: the folder is not a run's, is of another format, or has no whole checkpoint that fits its
+            configuration.
         ValueError: its configuration is not valid.
     """
-    if not (folder / CONFIG).is_file():
-        raise RunError(f"{folder} is not a run: it has no {CONFIG}")
-    config = ExperimentConfig.from_file(folder / CONFIG)
+    run = RunFolder(folder)
+    config = run.config()
     data = config.data if data_root is None else config.data.model_copy(update={"root": data_root})
     task = build_task(config.task, data)
     model = build_model(config, task)
-    store = CheckpointStore(folder / "checkpoints", reporter.say)
+    store = run.checkpoints(reporter.say)
     checkpoint = store.newest("best") or store.newest("step")
     if checkpoint is None:
         raise RunError(f"{folder} has no whole checkpoint")
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    return LoadedRun(folder, config, task, model.eval(), checkpoint.step, own_data=data_root is None)
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, own_data=data_root is None)

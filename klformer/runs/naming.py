@@ -1,10 +1,13 @@
-"""How runs, their attentions and their tasks are called."""
+"""How runs, their attentions, their tasks and their results are called."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import usual_options
+from klformer.tasks import build_task
+from klformer.training.metrics import Metric
 
 
 def attention_label(config: ExperimentConfig) -> str:
@@ -14,9 +17,9 @@ def attention_label(config: ExperimentConfig) -> str:
     return AttentionSpec(name=config.attention.name, options=options).label()
 
 
-def task_label(task: str, sparsity: float | None) -> str:
-    """The task as tables name it: that of sparsity with its p, if it is known, because each p is a task of its own."""
-    return f"{task} {sparsity:g}" if task == "sparsity" and sparsity is not None else task
+def task_label(config: ExperimentConfig) -> str:
+    """The task with what tells its data from others of the same task: `sparsity 0.5`."""
+    return f"{config.task} {build_task(config.task, config.data).detail()}".strip()
 
 
 def run_name(config: ExperimentConfig) -> str:
@@ -27,14 +30,28 @@ def run_name(config: ExperimentConfig) -> str:
 
 def setting_name(config: ExperimentConfig) -> str:
     """What the runs of a comparison have in common: task and preset."""
-    task = task_label(config.task, config.data.sparsity).replace(" ", "")
-    return f"{task}-{config.preset}"
+    return f"{task_label(config).replace(' ', '')}-{config.preset}"
 
 
-def describe_accuracy(result: dict[str, Any]) -> str:
-    """Mean, deviation over draws, and vote, in percent."""
-    text = f"{100 * result['accuracy']:.2f}%"
-    if result["draws"] > 1:
-        text += f" +- {100 * result['accuracy_std']:.2f} over {result['draws']} draws"
-        text += f", vote {100 * result['voting_accuracy']:.2f}%"
+def describe_score(metric: Metric, split: Mapping[str, Any]) -> str:
+    """The metric of a split of a result: mean, deviation over draws, and what the draws say together."""
+    text = f"{metric.name} {metric.show(split[metric.name])}"
+    if split["draws"] > 1:
+        text += f" +- {metric.show_spread(split[f'{metric.name}_std'])} over {split['draws']} draws"
+        what, value = combined_score(metric.name, split)
+        text += f", {what} {metric.show(value)}"
     return text
+
+
+def selecting_metric(result: Mapping[str, Any]) -> Metric:
+    """The metric that a result was selected by."""
+    return Metric(
+        result["metric"], higher_is_better=result["metric_higher_is_better"], percent=result["metric_percent"]
+    )
+
+
+def combined_score(name: str, split: Mapping[str, Any]) -> tuple[str, float]:
+    """What the draws of a split say together: a vote among classes, or another combination."""
+    if f"voting_{name}" in split:
+        return "vote", split[f"voting_{name}"]
+    return "combined", split[f"combined_{name}"]

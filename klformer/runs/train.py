@@ -1,35 +1,25 @@
 """One run: data, model and training put together, and the result written down."""
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from safetensors.torch import save_file
 from torch import nn
 
 from klformer.data import BucketSampler, Examples, padding_report
 from klformer.environment import describe_environment
-from klformer.errors import RunError
-from klformer.files import replacing, write_text
+from klformer.errors import ArgumentError, RunError
 from klformer.memory import peak_memory, reset_peak_memory
 from klformer.runs.build import build_model
+from klformer.runs.changes import LENGTH, changes
 from klformer.runs.config import ExperimentConfig
-from klformer.runs.folder import (
-    CONFIG,
-    INITIAL,
-    LENGTH,
-    RESULT,
-    changes,
-    configuration_so_far,
-    make_folder,
-    only_process_in,
-    write_beginning,
-)
-from klformer.runs.naming import attention_label, describe_accuracy
+from klformer.runs.folder import RunFolder
+from klformer.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.tasks import Split, Task, build_task
+from klformer.training.callbacks import Callback, Milestones
+from klformer.training.objective import Objective
 from klformer.training.processes import make_accelerator, on_main_process
 from klformer.training.progress import Reporter, SilentReporter
 from klformer.training.seeds import derived_seed
@@ -51,18 +41,19 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     reset_peak_memory(accelerator.device.type)
     if not accelerator.is_main_process:
         reporter = SilentReporter()
+    run = RunFolder(folder)
     with ExitStack() as until_done:
 
         def enter() -> ExperimentConfig | None:
-            make_folder(folder)
-            until_done.enter_context(only_process_in(folder))
-            return configuration_so_far(config, folder, resume=resume)
+            run.make()
+            until_done.enter_context(run.only_process())
+            return run.config_so_far(config, resume=resume)
 
         before = on_main_process(enter)
-        result = _train(config, before, folder, accelerator, reporter, resume=resume)
+        result = _train(config, before, run, accelerator, reporter, resume=resume)
         if accelerator.is_main_process:
-            write_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
-    reporter.say(f"test accuracy {describe_accuracy(result['test'])} ({result['protocol']})")
+            run.write_result(result)
+    reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
     reporter.say(f"results in {folder}")
     return result
 
@@ -70,7 +61,7 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
 def _train(
     config: ExperimentConfig,
     before: ExperimentConfig | None,
-    folder: Path,
+    run: RunFolder,
     accelerator: Accelerator,
     reporter: Reporter,
     *,
@@ -83,24 +74,27 @@ def _train(
     splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
-    on_main_process(lambda: _write_initial(model, before, folder))
+    on_main_process(lambda: run.write_initial(model, before))
+    objective = task.objective()
     trainer = Trainer(
         model,
         splits["train"],
         splits["validation"],
-        num_classes=task.num_classes,
+        objective=objective,
         optimiser=config.optimiser,
         schedule=config.schedule,
         training=config.training,
-        folder=folder,
+        store=run.checkpoints(reporter.say),
+        open_log=run.open_log,
         accelerator=accelerator,
         reporter=reporter,
         seed=config.seed,
+        callbacks=_callbacks(config, objective),
     )
     going_on = resume and trainer.resume()
-    _check_end(config, before, trainer, folder)
-    on_main_process(lambda: write_beginning(config, before, splits, folder))
-    _introduce(config, task, model, splits["train"], folder, reporter)
+    _check_end(config, before, trainer, run)
+    on_main_process(lambda: run.write_beginning(config, before, task, splits))
+    _introduce(config, task, model, splits["train"], run, reporter)
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")
         _note_other_schedule(config, before, reporter)
@@ -112,43 +106,47 @@ def _train(
             "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
             "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
         }
-    return _result(config, task, model, trainer, folder) | result
+    return _result(config, task, model, trainer, run) | result
 
 
-def _write_initial(model: nn.Module, before: ExperimentConfig | None, folder: Path) -> None:
-    """Keep the weights that a run starts from."""
-    if before is None or not (folder / INITIAL).exists():
-        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        with replacing(folder / INITIAL) as path:
-            save_file(tensors, path)
+def _callbacks(config: ExperimentConfig, objective: Objective) -> list[Callback]:
+    """Milestones, where the selecting metric has some.
+
+    Raises:
+        ArgumentError: they are asked for, and it has none.
+    """
+    metric, keep = objective.selecting, config.training.keep_milestones
+    if metric.percent and metric.higher_is_better:
+        return [Milestones(metric, keep_weights=keep)]
+    if keep:
+        raise ArgumentError(f"training.keep_milestones is for accuracies and the like, {metric.name} has no milestones")
+    return []
 
 
 def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
     """What is in the result.json of a run with exactly this configuration; None if it is not done, or another."""
-    if not (folder / RESULT).exists() or not (folder / CONFIG).exists():
-        return None
-    if ExperimentConfig.from_file(folder / CONFIG) != config:
+    run = RunFolder(folder)
+    if not run.is_run() or run.config() != config:
         return None
     try:
-        result: dict[str, Any] = json.loads((folder / RESULT).read_bytes())
-    except ValueError:  # cut: the run is evaluated again
+        return run.result()
+    except RunError:  # cut: the run is evaluated again
         return None
-    return result
 
 
-def _check_end(config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, folder: Path) -> None:
+def _check_end(config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, run: RunFolder) -> None:
     """A run that goes on must not be past the end that it is given now: it would be called another than it is."""
-    progress, target = trainer.progress, config.training.target_accuracy
+    progress, target = trainer.progress, config.training.target
     if trainer.total_steps < progress.step:
         raise RunError(
-            f"{folder} has done {progress.step} steps, which can't become {trainer.total_steps}; "
+            f"{run} has done {progress.step} steps, which can't become {trainer.total_steps}; "
             "ask for as many or more, or make another run"
         )
-    new_target = before is not None and before.training.target_accuracy != target
-    if new_target and target is not None and progress.best_accuracy >= target:
+    new_target = before is not None and before.training.target != target
+    if new_target and trainer.has_reached(target):
         raise RunError(
-            f"{folder} has a validation accuracy of {progress.best_accuracy:.4f} already, above the new "
-            f"training.target_accuracy of {target}; ask for more, or make another run"
+            f"{run} has a validation {trainer.metric.name} of {progress.best_metric:.4f} already, as good as the new "
+            f"training.target of {target}; ask for more, or make another run"
         )
 
 
@@ -167,14 +165,12 @@ def _introduce(
     task: Task,
     model: nn.Module,
     train: Examples,
-    folder: Path,
+    run: RunFolder,
     reporter: Reporter,
 ) -> None:
     """Say what is going to happen."""
     parameters = sum(p.numel() for p in model.parameters())
-    reporter.say(
-        f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {folder}"
-    )
+    reporter.say(f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {run}")
     reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
     for sentence in task.notes():
         reporter.say(f"note: {sentence}")
@@ -187,19 +183,23 @@ def _introduce(
     )
 
 
-def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, folder: Path) -> dict[str, Any]:
-    progress = trainer.progress
+def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, run: RunFolder) -> dict[str, Any]:
+    progress, metric = trainer.progress, trainer.metric
+    from_callbacks = [item for callback in trainer.callbacks for item in callback.result().items()]
     return {
-        "name": folder.name,
+        "name": run.name,
         "task": config.task,
         "attention": attention_label(config),
         "preset": config.preset,
         "seed": config.seed,
+        "metric": metric.name,
+        "metric_higher_is_better": metric.higher_is_better,
+        "metric_percent": metric.percent,
         "protocol": task.describe_protocol(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": progress.step,
         "best_step": progress.best_step,
-        "first_reached": progress.first_reached,
+        **dict(from_callbacks),
         "train_seconds": progress.seconds,
         "train_tokens": progress.tokens,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),

@@ -1,19 +1,22 @@
-"""Tasks: labelled sequences in three splits, and batches of them. A task is one file, and a line here."""
+"""Tasks: sequences with targets in three splits, what is learned from them, and how. A task is one file, and a line
+here; somebody else's is registered from anywhere."""
 
-from klformer.tasks.base import TASKS, Task, build_task, task_names
-from klformer.tasks.config import DataConfig, Split
+from klformer.tasks.base import Task
+from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
+from klformer.tasks.registry import TASKS, build_task, register_task, task_names
 from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
 for _task in (ListOps, Text, Retrieval, Image, Sparsity):
-    TASKS.add(_task.name, _task)
+    register_task(_task)
 
 __all__ = [
     "TASKS",
     "DataConfig",
+    "GeneratedData",
     "Image",
     "ListOps",
     "Retrieval",
@@ -22,5 +25,6 @@ __all__ = [
     "Task",
     "Text",
     "build_task",
+    "register_task",
     "task_names",
 ]

@@ -1,4 +1,4 @@
-"""What a task is: labelled sequences in three splits, and the protocol that makes the splits.
+"""What a task is: sequences with targets in three splits, and the protocol that makes the splits.
 
 A task reads the parts that its data comes in. Where no validation set comes with the data, the protocol makes one:
 
@@ -18,26 +18,51 @@ import numpy as np
 
 from klformer.checks import check_choice
 from klformer.data.sequences import Examples
-from klformer.errors import ArgumentError, DataError
-from klformer.registry import Registry
+from klformer.errors import ArgumentTypeError, DataError
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import exists, is_folder
+from klformer.tasks.presets import Preset
+from klformer.training.objective import Objective
+from klformer.training.objectives import Classification
 
 #: Distinct streams of random numbers for one seed.
 _HOLDOUT_STREAM, _LIMIT_STREAM = 1, 2
 
 
 class Task(ABC):
-    """A classification task over sequences or pairs of them.
+    """A task over sequences or pairs of them: the data, what is learned from it, and how it is trained.
+
+    The smallest one has the attributes without a value, one of `vocab_size` and `input_dim`, and `read`:
+
+        @klformer.tasks.register_task
+        class Parity(Task):
+            name, title, summary = "parity", "Parity", "is the number of ones odd"
+            num_classes, vocab_size, default_max_len = 2, 3, 16
+
+            def read(self, part):
+                size = {"train": 4000, "validation": 500, "test": 500}[part]
+                bits = np.random.default_rng((self.config.seed, size)).integers(1, 3, (size, self.max_len))
+                return Examples(Sequences.from_matrix(bits), (bits == 2).sum(1) % 2)
 
     Args:
-        config: Where the data is and how it is split.
+        config: Where the data is and how it is split; of the class that `data_config` names.
         quiet: Say nothing while generating.
     """
 
+    #: On the command line.
     name: ClassVar[str]
-    summary: ClassVar[str]
+    #: In tables and figures; the name, if there is none.
+    title: ClassVar[str] = ""
+    #: What the task is, in a few words.
+    summary: ClassVar[str] = ""
+    #: Number of classes; not needed where `objective` is another than classification.
     num_classes: ClassVar[int]
+    #: The selecting metric of somebody who guesses, if that is known.
+    chance: ClassVar[float | None] = None
+    #: Options of the data; a subclass where the task has some of its own.
+    data_config: ClassVar[type[DataConfig]] = DataConfig
+    #: Settings by preset and section (tasks/presets.py). There is always a `laptop`.
+    presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({})
     #: Number of token ids; None if positions are vectors.
     vocab_size: ClassVar[int | None] = None
     #: Size of the vectors; None if positions are token ids.
@@ -50,8 +75,10 @@ class Task(ABC):
     official_sizes: ClassVar[Mapping[Split, int]] = MappingProxyType({})
 
     def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
-        if config.num_examples is not None and not self.is_generated:
-            raise ArgumentError(f"num_examples is for generated tasks, {self.name} is read from files; use train_limit")
+        if not isinstance(config, self.data_config):
+            raise ArgumentTypeError(
+                f"the data of {self.name} must be a {self.data_config.__name__}, got a {type(config).__name__}"
+            )
         self.config = config
         self.quiet = quiet
         self.root = config.folder()
@@ -60,12 +87,24 @@ class Task(ABC):
         self.sizes: dict[Split, int] = {}
 
     @abstractmethod
+    def read(self, part: Split) -> Examples:
+        """A part as the data has it, all of it. Which parts are asked for is told by `validation_source`."""
+
     def location(self) -> str:
         """Where the data is read from, or will be generated to."""
+        return str(self.root)
 
-    @abstractmethod
-    def _read(self, part: Split) -> Examples:
-        """A part as the data has it, all of it."""
+    def objective(self) -> Objective:
+        """What is learned: classes, if nothing else is said."""
+        return Classification(num_classes=self.num_classes)
+
+    def detail(self) -> str:
+        """What tells this data from others of the same task in names and tables; nothing for most tasks."""
+        return ""
+
+    def label(self) -> str:
+        """The task as tables and figures name it: its title with the detail."""
+        return f"{self.title or self.name} {self.detail()}".strip()
 
     def prepare(self) -> None:  # noqa: B027 - most tasks have nothing to prepare
         """Make sure that generated data exists. With several processes, call it in one of them first."""
@@ -136,23 +175,6 @@ class Task(ABC):
         return examples.take(np.sort(order[-held_out:] if split == "validation" else order[:-held_out]))
 
     def _read_part(self, part: Split) -> Examples:
-        examples = self._read(part)
+        examples = self.read(part)
         self.sizes[part] = len(examples)
         return examples
-
-
-TASKS: Registry[type[Task]] = Registry("task")
-
-
-def task_names() -> list[str]:
-    """The names of all tasks."""
-    return list(TASKS)
-
-
-def build_task(name: str, config: DataConfig, *, quiet: bool = False) -> Task:
-    """The task of that name.
-
-    Raises:
-        ValueError: there is no such task, or the configuration does not fit it.
-    """
-    return TASKS[name](config, quiet=quiet)

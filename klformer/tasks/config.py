@@ -1,4 +1,4 @@
-"""What a user can choose about data."""
+"""What a user can choose about the data of any task. What one task alone has is a subclass beside it."""
 
 import os
 from pathlib import Path
@@ -27,13 +27,6 @@ class DataConfig(Config):
     max_len: int | None = Field(None, ge=1)
     """Longest sequence: longer ones are cut, and generated ones are made this long at most. Default: the task's own."""
 
-    sparsity: float = Field(0.5, ge=0, lt=1)
-    """Task sparsity: the probability that a position does not matter. The paper has 0.1, 0.5 and 0.9."""
-
-    num_examples: int | None = Field(None, ge=1)
-    """Generated tasks: how many examples to generate (sparsity: in all, default 200000; listops: for training,
-    default 96000)."""
-
     train_limit: int | None = Field(None, ge=1)
     """Train on a random subset of so many examples."""
 
@@ -42,12 +35,6 @@ class DataConfig(Config):
 
     test_limit: int | None = Field(None, ge=1)
     """Test on a random subset of so many examples."""
-
-    text_column: str = "text"
-    """Task text, from a csv, tsv or parquet file: the column of the text."""
-
-    label_column: str = "label"
-    """Task text, from a csv, tsv or parquet file: the column of the label."""
 
     seed: int = Field(0, ge=0)
     """Seed of generated data, of the part that is held out and of random subsets."""
@@ -63,3 +50,10 @@ class DataConfig(Config):
     def limit(self, split: Split) -> int | None:
         """The size of the random subset of a split; None for all of it."""
         return {"train": self.train_limit, "validation": self.validation_limit, "test": self.test_limit}[split]
+
+
+class GeneratedData(DataConfig):
+    """Data that is generated, where it is not read."""
+
+    num_examples: int | None = Field(None, ge=1)
+    """How many examples to generate (sparsity: in all, default 200000; listops: for training, default 96000)."""

@@ -1,7 +1,7 @@
 """Image of Long Range Arena: CIFAR-10 in grey, read as a sequence of 1,024 pixels; id = brightness, 0 to 255."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -16,6 +16,7 @@ from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.config import Split
 from klformer.tasks.files import entries, exists, is_folder, reading
 from klformer.tasks.hub import load_from_hub
+from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
 
 _HUB_NAME = "uoft-cs/cifar10"
 _SIDE = 32
@@ -172,6 +173,35 @@ class ImageHub(ImageSource):
         return np.stack(pixels), np.asarray(rows["label"], np.int64)
 
 
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        "model": {
+            "num_layers": 1, "num_heads": 8, "model_dim": 128, "head_dim": 8, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.3, "positions": "learned",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-4, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup_steps": 175},
+        "training": {"batch_size": 256, "max_epochs": 200},
+        "attention": paper_attention(
+            gmm_rks=128, fastfood_rks=8, generative_rks=128, gmm_prf=128, fastfood_prf=8, generative_prf=8,
+        ),
+    },
+    "laptop": {
+        "data": {"train_limit": 10_000, "validation_limit": 1_000, "test_limit": 2_000},
+        "model": {
+            "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.1, "positions": "learned",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup_steps": 50},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 200, "checkpoint_every": 200,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
 class Image(Task):
     """CIFAR-10, ten classes.
 
@@ -181,8 +211,11 @@ class Image(Task):
     """
 
     name: ClassVar[str] = "image"
+    title: ClassVar[str] = "Image"
     summary: ClassVar[str] = "class of a grey CIFAR-10 image from its 1,024 pixels"
     num_classes: ClassVar[int] = _NUM_CLASSES
+    chance: ClassVar[float | None] = 0.1
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     vocab_size: ClassVar[int | None] = 256
     default_max_len: ClassVar[int] = _PIXELS
     official_sizes = MappingProxyType({"train": 50_000, "test": 10_000})
@@ -210,7 +243,7 @@ class Image(Task):
                 return PngFolder(folder)
         return ImageHub(self.root)
 
-    def _read(self, part: Split) -> Examples:
+    def read(self, part: Split) -> Examples:
         pixels, labels = self._source().read(part)
         return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
 

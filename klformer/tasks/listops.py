@@ -5,7 +5,7 @@ first use, as files of the same format. The tokens are the digits, the four oper
 dropped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -17,9 +17,10 @@ from klformer.data.sequences import ByteRows, Examples
 from klformer.errors import DataError
 from klformer.files import replacing
 from klformer.tasks.base import Task
-from klformer.tasks.config import DataConfig, Split
+from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
 from klformer.tasks.files import GeneratedFolder, first_existing, parse_label, read_lines
+from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
 from klformer.tasks.progress import progress
 
 FILES: dict[Split, str] = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -32,6 +33,35 @@ for _token, _id in TOKEN_IDS.items():
     _ID_OF_BYTE[_SHORT.get(_token.encode(), _token.encode())[0]] = _id
 
 
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        "model": {
+            "num_layers": 6, "num_heads": 8, "model_dim": 512, "head_dim": 64, "ffn_dim": 2048, "head_hidden_dim": 2048,
+            "dropout": 0.1, "positions": "sinusoidal",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-3},
+        "schedule": {"kind": "rsqrt", "warmup_steps": 1000},
+        "training": {"batch_size": 32, "max_steps": 10_000},
+        "attention": paper_attention(
+            gmm_rks=256, fastfood_rks=64, generative_rks=256, gmm_prf=256, fastfood_prf=64, generative_prf=128,
+        ),
+    },
+    "laptop": {
+        "data": {"num_examples": 8_000, "max_len": 500, "validation_limit": 1_000},
+        "model": {
+            "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.0, "positions": "sinusoidal",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 200, "checkpoint_every": 200,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
 class ListOps(Task):
     """ListOps, read or generated.
 
@@ -42,16 +72,22 @@ class ListOps(Task):
     """
 
     name: ClassVar[str] = "listops"
+    title: ClassVar[str] = "ListOps"
     summary: ClassVar[str] = "value of a nested expression of MIN, MAX, MED and SM, up to 2,000 tokens (generated)"
     num_classes: ClassVar[int] = 10
+    chance: ClassVar[float | None] = 0.1
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     vocab_size: ClassVar[int | None] = len(TOKENS) + 1
     is_generated: ClassVar[bool] = True
+    data_config: ClassVar[type[DataConfig]] = GeneratedData
     default_max_len: ClassVar[int] = 2_000
     default_num_examples: ClassVar[int] = 96_000
     evaluation_size: ClassVar[int] = 2_000
     official_sizes = MappingProxyType({"train": 96_000, "validation": 2_000, "test": 2_000})
 
-    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
+    config: GeneratedData
+
+    def __init__(self, config: GeneratedData, *, quiet: bool = False) -> None:
         super().__init__(config, quiet=quiet)
         num_examples = config.num_examples or self.default_num_examples
         self._generated = GeneratedFolder(
@@ -116,7 +152,7 @@ class ListOps(Task):
         path = first_existing(folder / name for folder in folders for name in FILES.values())
         return path.parent if path else None
 
-    def _read(self, part: Split) -> Examples:
+    def read(self, part: Split) -> Examples:
         if folder := self._found():
             return read_listops(folder / FILES[part], self.max_len)
         self.prepare()

@@ -15,6 +15,6 @@ def random_batch(task: Task, batch_size: int, length: int) -> Batch:
     def sequences() -> Sequences:
         return Sequences.from_matrix(generator.integers(0, high, shape))
 
-    labels = generator.integers(0, task.num_classes, batch_size)
-    examples = Examples(sequences(), labels, sequences() if task.is_pair else None)
+    targets = task.objective().random_targets(generator, batch_size)
+    examples = Examples(sequences(), targets, sequences() if task.is_pair else None)
     return collate(examples, np.arange(batch_size))

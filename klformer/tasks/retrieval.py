@@ -4,6 +4,7 @@ Read from `new_aan_pairs.{train,eval,test}.tsv`: label, two ids and two texts, s
 without quoting.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -15,6 +16,7 @@ from klformer.errors import DataError
 from klformer.tasks.base import Task
 from klformer.tasks.config import Split
 from klformer.tasks.files import first_existing, parse_label, read_lines
+from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
 
 FILES: dict[Split, str] = {
     "train": "new_aan_pairs.train.tsv",
@@ -26,6 +28,38 @@ _FOLDERS = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_dat
 _NUM_FIELDS = 5
 
 
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        # The classifier has 512 and 256 hidden units.
+        "model": {
+            "num_layers": 4, "num_heads": 4, "model_dim": 128, "head_dim": 32, "ffn_dim": 512, "head_hidden_dim": 512,
+            "dropout": 0.1, "positions": "sinusoidal",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-2},
+        "schedule": {"kind": "rsqrt", "warmup_steps": 8000},
+        "training": {"batch_size": 32, "max_steps": 5_000},
+        "attention": paper_attention(
+            gmm_rks=64, fastfood_rks=32, generative_rks=128, gmm_prf=128, fastfood_prf=32, generative_prf=64,
+        ),
+    },
+    "laptop": {
+        # One layer as for Text; the difference of the papers, without which nothing is learned (docs/decisions.md); and
+        # a small learning rate, without which softmax learns nothing.
+        "data": {"max_len": 256, "train_limit": 16_000, "validation_limit": 500, "test_limit": 2_000},
+        "model": {
+            "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "pair_features": "difference", "dropout": 0.0, "positions": "learned",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-4, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 50},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 3000, "evaluate_every": 100, "checkpoint_every": 100,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
 class Retrieval(Task):
     """Pairs of papers, two classes. The official validation file is used by both protocols.
 
@@ -33,8 +67,11 @@ class Retrieval(Task):
     """
 
     name: ClassVar[str] = "retrieval"
+    title: ClassVar[str] = "Retrieval"
     summary: ClassVar[str] = "does one paper cite the other (AAN), from up to 4,000 bytes of each"
     num_classes: ClassVar[int] = 2
+    chance: ClassVar[float | None] = 0.5
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     vocab_size: ClassVar[int | None] = 257
     is_pair: ClassVar[bool] = True
     default_max_len: ClassVar[int] = 4_000
@@ -51,7 +88,7 @@ class Retrieval(Task):
         path = first_existing(self.root / folder / name for folder in _FOLDERS for name in FILES.values())
         return path.parent if path else None
 
-    def _read(self, part: Split) -> Examples:
+    def read(self, part: Split) -> Examples:
         folder = self._found()
         if folder is None:
             raise DataError(

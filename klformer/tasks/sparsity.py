@@ -12,20 +12,22 @@ classes, and -4 and 4 come half as often as the others: more is generated than n
 often.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from klformer.checks import check_count
 from klformer.data.sequences import Examples, Sequences
 from klformer.errors import DataError
 from klformer.files import replacing
 from klformer.tasks.base import Task
-from klformer.tasks.config import DataConfig, Split
+from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.files import GeneratedFolder
+from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
 from klformer.tasks.progress import progress
 
 MAX_SUM = 4
@@ -39,6 +41,44 @@ _BLOCK = 20_000
 _MAX_FACTOR = 50
 
 
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        # Left open by the paper: the number of heads (4 = 64 / 16), dropout (0.1) and the number of epochs (100).
+        "model": {
+            "num_layers": 3, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 64, "head_hidden_dim": 64,
+            "dropout": 0.1, "positions": "learned",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-6},
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+        "training": {"batch_size": 400, "max_epochs": 100, "keep_milestones": True},
+        "attention": paper_attention(
+            gmm_rks=64, fastfood_rks=64, generative_rks=64, gmm_prf=64, fastfood_prf=64, generative_prf=64,
+        ),
+    },
+    "laptop": {
+        "data": {"num_examples": 50_000, "max_len": 64, "validation_limit": 1_000, "test_limit": 2_000},
+        "model": {
+            "num_layers": 3, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 64, "head_hidden_dim": 64,
+            "dropout": 0.0, "positions": "learned",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 64, "max_steps": 2000, "evaluate_every": 100, "checkpoint_every": 200,
+            "keep_milestones": True,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
+class SparsityData(GeneratedData):
+    """Where the data is, how much of it is generated, and how much of it matters."""
+
+    sparsity: float = Field(0.5, ge=0, lt=1)
+    """The probability that a position does not matter. The paper has 0.1, 0.5 and 0.9."""
+
+
 class Sparsity(Task):
     """Sum of the relevant values, nine classes; 200,000 sequences of length 200 unless `num_examples` and `max_len`
     say otherwise.
@@ -49,14 +89,20 @@ class Sparsity(Task):
     """
 
     name: ClassVar[str] = "sparsity"
+    title: ClassVar[str] = "Sparsity"
     summary: ClassVar[str] = "sum of the values at the positions that matter, length 200 (generated)"
     num_classes: ClassVar[int] = NUM_CLASSES
+    chance: ClassVar[float | None] = 1 / NUM_CLASSES
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     input_dim: ClassVar[int | None] = 3
     is_generated: ClassVar[bool] = True
+    data_config: ClassVar[type[DataConfig]] = SparsityData
     default_max_len: ClassVar[int] = 200
     default_num_examples: ClassVar[int] = 200_000
 
-    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
+    config: SparsityData
+
+    def __init__(self, config: SparsityData, *, quiet: bool = False) -> None:
         super().__init__(config, quiet=quiet)
         self.num_examples = config.num_examples or self.default_num_examples
         check_count("num_examples", self.num_examples, minimum=2 * NUM_CLASSES)
@@ -72,6 +118,10 @@ class Sparsity(Task):
 
     def location(self) -> str:
         return self._generated.describe()
+
+    def detail(self) -> str:
+        """The probability, because each is a task of its own."""
+        return f"{self.config.sparsity:g}"
 
     def describe_protocol(self) -> str:
         if self.config.protocol == "lra":
@@ -91,7 +141,7 @@ class Sparsity(Task):
         self._generated.complete({_FILE: self.num_examples})
 
     def _select(self, split: Split) -> Examples:
-        examples = self._read(split)
+        examples = self.read(split)
         train = round(_TRAIN_FRACTION * len(examples))
         start, end = {"train": (0, train), "validation": (train, len(examples)), "test": (train, len(examples))}[split]
         if self.config.protocol == "holdout" and split != "train":
@@ -99,7 +149,7 @@ class Sparsity(Task):
             start, end = (start, middle) if split == "validation" else (middle, end)
         return examples.take(np.arange(start, end))
 
-    def _read(self, part: Split) -> Examples:
+    def read(self, part: Split) -> Examples:
         """All examples, of which the protocol takes its part."""
         self.prepare()
         path, rows = self._generated.verified(_FILE)

@@ -3,6 +3,7 @@
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -15,12 +16,23 @@ from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, exists, first_existing, is_folder, reading
 from klformer.tasks.hub import load_from_hub
+from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
 from klformer.tasks.tables import TABLE_SUFFIXES, read_table
 
 _HUB_NAME = "stanfordnlp/imdb"
 _LABELS = ("neg", "pos")
 #: Labels in tables: numbers, or words as the copies of this data set in circulation have them.
 _LABEL_NAMES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}
+
+
+class TextData(DataConfig):
+    """Where the reviews are, and the columns of tables."""
+
+    text_column: str = "text"
+    """From a csv, tsv or parquet file: the column of the text."""
+
+    label_column: str = "label"
+    """From a csv, tsv or parquet file: the column of the label."""
 
 
 class TextSource(ABC):
@@ -63,7 +75,7 @@ class ReviewTables(TextSource):
     """`{train,test}` and optionally `validation` as csv, tsv or parquet files with a column of text and one of
     labels."""
 
-    def __init__(self, root: Path, config: DataConfig) -> None:
+    def __init__(self, root: Path, config: TextData) -> None:
         self.root = root
         self.columns = (config.text_column, config.label_column)
         self.has_validation = exists(self._path("validation"))
@@ -108,6 +120,40 @@ class ReviewHub(TextSource):
         return Examples(texts.plus_one(), np.asarray(rows["label"], np.int64))
 
 
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        "model": {
+            "num_layers": 4, "num_heads": 4, "model_dim": 256, "head_dim": 64, "ffn_dim": 1024, "head_hidden_dim": 1024,
+            "dropout": 0.1, "positions": "sinusoidal",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-2},
+        "schedule": {"kind": "rsqrt", "warmup_steps": 8000},
+        "training": {"batch_size": 32, "max_steps": 20_000},
+        "attention": {
+            # Long Range Arena's rank for this task is not Linformer's usual one.
+            "linformer": {"rank": 32},
+            **paper_attention(
+                gmm_rks=128, fastfood_rks=64, generative_rks=256, gmm_prf=256, fastfood_prf=64, generative_prf=128,
+            ),
+        },
+    },
+    "laptop": {
+        # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it.
+        "data": {"max_len": 1024, "validation_limit": 1_000, "test_limit": 2_000},
+        "model": {
+            "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.0, "positions": "learned",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 2500, "evaluate_every": 200, "checkpoint_every": 200,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
 class Text(Task):
     """IMDB reviews, two classes.
 
@@ -117,11 +163,17 @@ class Text(Task):
     """
 
     name: ClassVar[str] = "text"
+    title: ClassVar[str] = "Text"
     summary: ClassVar[str] = "sentiment of film reviews (IMDB) from up to 4,000 bytes"
     num_classes: ClassVar[int] = 2
+    chance: ClassVar[float | None] = 0.5
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     vocab_size: ClassVar[int | None] = 257
     default_max_len: ClassVar[int] = 4_000
+    data_config: ClassVar[type[DataConfig]] = TextData
     official_sizes = MappingProxyType({"train": 25_000, "test": 25_000})
+
+    config: TextData
 
     def location(self) -> str:
         return self._source().describe()
@@ -140,7 +192,7 @@ class Text(Task):
             return ReviewTables(self.root, self.config)
         return ReviewHub(self.root)
 
-    def _read(self, part: Split) -> Examples:
+    def read(self, part: Split) -> Examples:
         return self._source().read(part, self.max_len)
 
 

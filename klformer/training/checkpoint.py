@@ -73,15 +73,6 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
     model.load_state_dict(weights)
 
 
-#: Validation accuracies, in percent, at which the paper looks at gradients.
-MILESTONES = (20, 40, 60, 80)
-
-
-def milestone(percent: int) -> str:
-    """The kind of checkpoint that is written when the validation accuracy first reaches so much."""
-    return f"reached{percent}"
-
-
 class CheckpointStore:
     """The checkpoints of one run.
 
@@ -95,7 +86,7 @@ class CheckpointStore:
         self._say = say
 
     def save(self, kind: str, step: int, files: Mapping[str, Mapping[str, Tensor]], info: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of `kind` ("step", "best" or a milestone) in one stroke.
+        """Write a checkpoint of `kind` ("step", "best" or what a callback keeps) in one stroke.
 
         Raises:
             FileError: the disk is full or the folder can't be written; nothing is left behind then.

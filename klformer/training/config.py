@@ -24,7 +24,16 @@ class OptimiserConfig(Config):
     """Added to the root of the second moment."""
 
     weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay, on everything."""
+    """Decoupled weight decay."""
+
+    decay_norms_and_biases: bool = True
+    """Whether norms and biases decay as well."""
+
+    kernel_learning_rate_factor: float = Field(1.0, gt=0)
+    """The kernels' own parameters learn so many times as fast as the others."""
+
+    kernel_weight_decay: float | None = Field(None, ge=0)
+    """Weight decay of the kernels' own parameters; as the others if None."""
 
 
 class ScheduleConfig(Config):
@@ -54,8 +63,8 @@ class TrainingConfig(Config):
     max_epochs: int | None = Field(None, ge=1)
     """Stop after so many passes through the training set."""
 
-    target_accuracy: float | None = Field(None, gt=0, le=1)
-    """Stop as soon as the validation accuracy reaches this."""
+    target: float | None = None
+    """Stop as soon as the selecting metric on validation, accuracy for classes, is this good."""
 
     clip_norm: float | None = Field(None, gt=0)
     """Clip the norm of the gradient to this."""
@@ -85,7 +94,7 @@ class TrainingConfig(Config):
     """Draws of the frequencies in the final evaluation, for mean, deviation and vote."""
 
     log_every: int = Field(10, ge=1)
-    """Write loss and accuracy of training every so many steps."""
+    """Write loss and metrics of training every so many steps."""
 
     pad_to_longest: bool = False
     """Pad every batch to the longest sequence of the training set, for comparison; wasteful."""

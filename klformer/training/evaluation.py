@@ -1,12 +1,13 @@
-"""Accuracy of a model on a split, with the frequencies it has or averaged over new draws of them.
+"""The metrics of a model on a split, with the frequencies it has or over new draws of them.
 
 The paper reports the mean over draws and the accuracy of a majority vote among them. Draw d of a seed is the same for
 every model and on every rank.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,53 +17,64 @@ from torch import Tensor, nn
 from klformer.data import Batch, BucketSampler, Examples, collate
 from klformer.models.reuse import first_part_once
 from klformer.noise import has_noise, kept_noise, resample
+from klformer.training.objective import Objective, model_outputs
 from klformer.training.seeds import generator_for
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of evaluating on one split."""
+    """Result of evaluating on one split.
+
+    Args:
+        num_examples: Examples of the split.
+        loss: Mean over the draws.
+        by_draw: Of every metric its value in each draw.
+        combined: Of every metric its value for the combined prediction of all draws.
+        combination: What that is called.
+    """
 
     num_examples: int
     loss: float
-    accuracies: tuple[float, ...]
-    voting_accuracy: float
+    by_draw: Mapping[str, tuple[float, ...]]
+    combined: Mapping[str, float]
+    combination: str
 
     @property
-    def mean(self) -> float:
-        return float(np.mean(self.accuracies))
+    def draws(self) -> int:
+        return len(next(iter(self.by_draw.values())))
 
-    @property
-    def deviation(self) -> float:
-        """Standard deviation over the draws; 0 if there was one."""
-        return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else 0.0
+    def mean(self, metric: str) -> float:
+        """A metric, averaged over the draws."""
+        return float(np.mean(self.by_draw[metric]))
 
-    def as_dict(self) -> dict[str, float | int | list[float]]:
-        return {
-            "num_examples": self.num_examples,
-            "loss": self.loss,
-            "accuracy": self.mean,
-            "accuracy_std": self.deviation,
-            "voting_accuracy": self.voting_accuracy,
-            "draws": len(self.accuracies),
-            "accuracies": list(self.accuracies),
-        }
+    def deviation(self, metric: str) -> float:
+        """Standard deviation of a metric over the draws; 0 if there was one."""
+        return float(np.std(self.by_draw[metric], ddof=1)) if self.draws > 1 else 0.0
 
+    def means(self) -> dict[str, float]:
+        """All metrics, averaged over the draws."""
+        return {name: self.mean(name) for name in self.by_draw}
 
-def class_scores(model: nn.Module, batch: Batch) -> Tensor:
-    """Scores (B, num_classes) of a batch, of single sequences or pairs."""
-    if batch.second is None:
-        return model(batch.inputs, batch.key_mask)
-    return model(batch.inputs, batch.second, batch.key_mask, batch.second_mask)
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, for a result: of every metric NAME, NAME_std, NAME_by_draw and voting_NAME or combined_NAME."""
+        content: dict[str, Any] = {"num_examples": self.num_examples, "draws": self.draws, "loss": self.loss}
+        for name, values in self.by_draw.items():
+            content |= {
+                name: self.mean(name),
+                f"{name}_std": self.deviation(name),
+                f"{self.combination}_{name}": self.combined[name],
+                f"{name}_by_draw": list(values),
+            }
+        return content
 
 
 def evaluate(
     model: nn.Module,
     examples: Examples,
     *,
+    objective: Objective,
     accelerator: Accelerator,
     batch_size: int,
-    num_classes: int,
     draws: int | None = None,
     seed: int = 0,
 ) -> Evaluation:
@@ -74,43 +86,57 @@ def evaluate(
     """
     batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
     passes = draws if draws is not None and has_noise(model) else 1
-    labels = torch.from_numpy(examples.labels).to(accelerator.device)
-    predicted = torch.zeros(passes, len(examples), dtype=torch.long, device=accelerator.device)
-    losses = torch.zeros(passes, device=accelerator.device)
+    device = accelerator.device
+    shape = (passes, len(examples), *objective.prediction_shape)
+    predicted = torch.zeros(shape, dtype=objective.prediction_dtype, device=device)
+    losses, counted = torch.zeros(passes, device=device), torch.zeros((), dtype=torch.long, device=device)
     with evaluating(model):
         for everyones in batches:
             indices = np.array_split(everyones, accelerator.num_processes)[accelerator.process_index]
             if len(indices) == 0:
                 continue
-            batch = collate(examples, indices).to(accelerator.device)
+            batch = collate(examples, indices).to(device)
+            numbers = None if draws is None else range(passes)
             with accelerator.autocast():
-                scores = scores_of_draws(model, batch, None if draws is None else range(passes), seed=seed).float()
-            wanted = batch.labels.expand(passes, -1)
-            losses += nn.functional.cross_entropy(scores.movedim(-1, 1), wanted, reduction="none").sum(1)
-            predicted[:, batch.ids] = scores.argmax(-1)
+                outputs = outputs_of_draws(model, batch, numbers, seed=seed, outputs=objective.outputs).float()
+            losses += objective.loss_of(outputs, batch)
+            counted += objective.count(outputs, batch)
+            predicted[:, batch.ids] = objective.predict(outputs, batch)
     # Every example belongs to one rank; the others hold 0 for it.
     predicted = accelerator.reduce(predicted, "sum")
-    losses = accelerator.reduce(losses, "sum") / len(examples)
-    accuracies = (predicted == labels).float().mean(1)
-    votes = nn.functional.one_hot(predicted, num_classes).sum(0)
-    voting = (votes.argmax(-1) == labels).float().mean().item()
-    return Evaluation(len(examples), losses.mean().item(), tuple(accuracies.tolist()), voting)
+    losses = accelerator.reduce(losses, "sum") / accelerator.reduce(counted, "sum").item()
+    targets = torch.from_numpy(examples.targets).to(device)
+    of_draws = [objective.measure(predictions, targets) for predictions in predicted]
+    return Evaluation(
+        num_examples=len(examples),
+        loss=losses.mean().item(),
+        by_draw={metric.name: tuple(values[metric.name] for values in of_draws) for metric in objective.metrics},
+        combined=objective.measure(objective.combine(predicted), targets),
+        combination=objective.combination,
+    )
+
+
+Outputs = Callable[[nn.Module, Batch], Tensor]
 
 
 @torch.no_grad()
-def scores_of_draws(model: nn.Module, batch: Batch, draws: Iterable[int] | None, *, seed: int) -> Tensor:
-    """Scores (draws, B, num_classes) of a batch under some draws of the noise, or with the noise that the model has.
+def outputs_of_draws(
+    model: nn.Module, batch: Batch, draws: Iterable[int] | None, *, seed: int, outputs: Outputs = model_outputs
+) -> Tensor:
+    """Outputs (draws, B, ...) of a batch under some draws of the noise, or with the noise that the model has.
 
     The model is to be in evaluation mode; its noise is that of the last draw afterwards.
     """
     if draws is None:
-        return class_scores(model, batch).unsqueeze(0)
-    return torch.stack(list(each_draw(model, batch, draws, seed=seed)))
+        return outputs(model, batch).unsqueeze(0)
+    return torch.stack(list(each_draw(model, batch, draws, seed=seed, outputs=outputs)))
 
 
 @torch.no_grad()
-def each_draw(model: nn.Module, batch: Batch, draws: Iterable[int], *, seed: int) -> Iterator[Tensor]:
-    """Scores (B, num_classes) of a batch under one draw of the noise after the other.
+def each_draw(
+    model: nn.Module, batch: Batch, draws: Iterable[int], *, seed: int, outputs: Outputs = model_outputs
+) -> Iterator[Tensor]:
+    """Outputs (B, ...) of a batch under one draw of the noise after the other.
 
     Draw d of a seed is the same for every batch, and whatever was drawn before. What comes before the first noise is
     computed once.
@@ -119,7 +145,7 @@ def each_draw(model: nn.Module, batch: Batch, draws: Iterable[int], *, seed: int
         for draw in draws:
             next_pass()
             resample(model, generator_for(seed, "evaluation", draw))
-            yield class_scores(model, batch)
+            yield outputs(model, batch)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The record of a run: metrics.jsonl, one JSON object a line, and TensorBoard events.
+"""The record of a run: one JSON object a line, and TensorBoard events.
 
 After a crash, lines beyond the checkpoint that the run goes on from are dropped, so that every step is there once.
 Events are written in the calling thread: torch's own writer has another one, whose errors nobody can catch.
@@ -7,6 +7,7 @@ Events are written in the calling thread: torch's own writer has another one, wh
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,23 @@ class MetricsLog:
     """Appends to the record of a run.
 
     Args:
-        folder: The run's.
+        path: The file of lines.
+        events: The folder of TensorBoard's events.
         step: The step that the run goes on from; later lines are dropped.
 
     Raises:
         FileError: from every method, if a file can't be written.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self._path = folder / "metrics.jsonl"
+    def __init__(self, path: Path, events: Path, *, step: int) -> None:
+        self._path = path
         kept = "".join(json.dumps(line) + "\n" for line in read_lines(self._path) if line["step"] <= step)
         write_text(self._path, kept)
-        self._events = _Events(folder / "tensorboard", step)
+        self._events = _Events(events, step)
         with writing(self._path):
             self._file = self._path.open("a")
 
-    def write(self, kind: str, step: int, **values: Any) -> None:
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """A line of `kind` ("train" or "validation") for a step."""
         with writing(self._path):
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
@@ -81,7 +83,7 @@ class _Events:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, none if there is no such file; a last line that a crash cut off is left out.
+    """The lines of a record, none if there is no such file; a last line that a crash cut off is left out.
 
     Raises:
         RunError: another line is damaged.

@@ -3,6 +3,7 @@
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import (
@@ -13,6 +14,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+from klformer.training.metrics import Metric
 
 
 class Reporter(ABC):
@@ -27,7 +30,7 @@ class Reporter(ABC):
         """Training begins, or goes on, after `step` steps of `total_steps`."""
 
     @abstractmethod
-    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
         """Averages of the steps since the last call."""
 
     @abstractmethod
@@ -44,7 +47,7 @@ class SilentReporter(Reporter):
     def start(self, step: int, total_steps: int) -> None:
         pass
 
-    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
         pass
 
     def finish(self) -> None:
@@ -67,14 +70,14 @@ class PlainReporter(Reporter):
         self._first_step, self._total_steps = step, total_steps
         self._started = time.monotonic()
 
-    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
         now = time.monotonic()
         if now - self._last < self._seconds_between and step < self._total_steps:
             return
         self._last = now
         left = (now - self._started) / max(1, step - self._first_step) * (self._total_steps - step)
         print(
-            f"step {step}/{self._total_steps}  loss {loss:.4f}  accuracy {100 * accuracy:.1f}%  "
+            f"step {step}/{self._total_steps}  loss {loss:.4f}  {_written(metrics, '  ')}"
             f"{tokens_per_second:,.0f} tokens/s  {left / 60:.1f} min left",
             flush=True,
         )
@@ -91,7 +94,7 @@ class LiveReporter(Reporter):
             # The bar takes what the figures leave: of 80 columns, little.
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]} accuracy {task.fields[accuracy]} {task.fields[speed]} tokens/s"),
+            TextColumn("loss {task.fields[loss]} {task.fields[metrics]}{task.fields[speed]} tokens/s"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=Console(),
@@ -104,17 +107,17 @@ class LiveReporter(Reporter):
 
     def start(self, step: int, total_steps: int) -> None:
         self._task = self._progress.add_task(
-            "train", total=total_steps, completed=step, loss="-", accuracy="-", speed="-"
+            "train", total=total_steps, completed=step, loss="-", metrics="", speed="-"
         )
         self._progress.start()
 
-    def step(self, step: int, *, loss: float, accuracy: float, tokens_per_second: float) -> None:
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
         if self._task is not None:
             self._progress.update(
                 self._task,
                 completed=step,
                 loss=f"{loss:.4f}",
-                accuracy=f"{100 * accuracy:.1f}%",
+                metrics=_written(metrics, " "),
                 speed=f"{tokens_per_second:,.0f}",
             )
 
@@ -123,6 +126,11 @@ class LiveReporter(Reporter):
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
+
+
+def _written(metrics: Mapping[Metric, float], space: str) -> str:
+    """Names and values, each with the space after it."""
+    return "".join(f"{metric.name} {metric.show(value, digits=1)}{space}" for metric, value in metrics.items())
 
 
 def make_reporter(*, quiet: bool) -> Reporter:

@@ -28,7 +28,9 @@ from klformer.models import SequenceEmbedding
 from klformer.report.collect import read_analysis
 from klformer.report.tables import MISSING, variance_table
 from klformer.runs.load import load_run
-from klformer.training.evaluation import class_scores, evaluate, evaluating, scores_of_draws
+from klformer.training.evaluation import evaluate, evaluating, outputs_of_draws
+from klformer.training.objective import model_outputs
+from klformer.training.objectives import Classification
 from klformer.training.progress import SilentReporter
 
 TINY_DEEP = [*TINY, "--model.num-layers", "2", "--quiet"]
@@ -83,8 +85,8 @@ def test_variance(runs, tmp_path, capsys):
     examples = loaded.task.load("validation").take(np.arange(20))
     batch = collate(examples, np.arange(20))
     with evaluating(loaded.model):
-        scores = scores_of_draws(loaded.model, batch, range(4), seed=0).double().numpy()
-    expected = variance_metrics(scores, examples.labels)
+        scores = outputs_of_draws(loaded.model, batch, range(4), seed=0).double().numpy()
+    expected = variance_metrics(scores, examples.targets)
     assert rows[1]["rsd"] == pytest.approx(expected.rsd, rel=1e-4)
     assert rows[1]["pi"] == pytest.approx(expected.pi)
 
@@ -227,13 +229,13 @@ def test_the_first_part_is_computed_once_and_changes_nothing(runs, name, monkeyp
     loaded = load_run(runs / name, SilentReporter())
     batch = collate(loaded.task.load("validation"), np.arange(7))
     with evaluating(loaded.model):
-        together = scores_of_draws(loaded.model, batch, range(3), seed=1)
+        together = outputs_of_draws(loaded.model, batch, range(3), seed=1)
         assert len(calls) == 1
         for draw in range(3):
-            alone = scores_of_draws(loaded.model, batch, [draw], seed=1)
+            alone = outputs_of_draws(loaded.model, batch, [draw], seed=1)
             torch.testing.assert_close(together[draw], alone[0], atol=1e-6, rtol=1e-5)
         with torch.no_grad():
-            assert torch.equal(class_scores(loaded.model, batch), alone[0]), "the model is as before"
+            assert torch.equal(model_outputs(loaded.model, batch), alone[0]), "the model is as before"
     assert len(calls) == 5
     if name != "softmax":
         assert not torch.allclose(together[0], together[1])
@@ -243,12 +245,18 @@ def test_evaluation_agrees_with_the_scores(runs):
     loaded = load_run(runs / "gmm-prf", SilentReporter())
     examples = loaded.task.load("validation")
     result = evaluate(
-        loaded.model, examples, accelerator=Accelerator(cpu=True), batch_size=16, num_classes=9, draws=3, seed=0
+        loaded.model,
+        examples,
+        accelerator=Accelerator(cpu=True),
+        batch_size=16,
+        objective=Classification(num_classes=9),
+        draws=3,
+        seed=0,
     )
     with evaluating(loaded.model):
-        scores = scores_of_draws(loaded.model, collate(examples, np.arange(len(examples))), range(3), seed=0)
-    labels = torch.from_numpy(examples.labels)
-    torch.testing.assert_close(torch.tensor(result.accuracies), (scores.argmax(-1) == labels).float().mean(1))
+        scores = outputs_of_draws(loaded.model, collate(examples, np.arange(len(examples))), range(3), seed=0)
+    labels = torch.from_numpy(examples.targets)
+    torch.testing.assert_close(torch.tensor(result.by_draw["accuracy"]), (scores.argmax(-1) == labels).float().mean(1))
     losses = torch.nn.functional.cross_entropy(scores.movedim(-1, 1), labels.expand(3, -1))
     assert result.loss == pytest.approx(losses.item(), rel=1e-5)
 
@@ -279,7 +287,7 @@ def milestones(tmp_path_factory):
     home = tmp_path_factory.mktemp("milestones")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KLFORMER_DATA", str(home / "data"))
-        patch.setattr("klformer.training.trainer.MILESTONES", (10, 99))
+        patch.setattr("klformer.training.callbacks.MILESTONES", (10, 99))
         patch.setattr("klformer.analysis.gradients.command.MILESTONES", (10, 99))
         options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", str(home), "--name"]
         main(

@@ -204,7 +204,7 @@ def small_batch(size=4):
     return Batch(
         inputs=torch.randint(1, 5, (size, 6)),
         key_mask=torch.ones(size, 6, dtype=torch.bool),
-        labels=torch.arange(size) % 3,
+        targets=torch.arange(size) % 3,
         ids=torch.arange(size),
         num_tokens=6 * size,
     )
@@ -223,7 +223,7 @@ class TestGradients:
         for draw in range(3):
             klformer.resample(model, klformer.training.seeds.generator_for(5, "gradients", draw))
             scores = model(batch.inputs, batch.key_mask)
-            loss = torch.nn.functional.cross_entropy(scores, batch.labels, reduction="sum")
+            loss = torch.nn.functional.cross_entropy(scores, batch.targets, reduction="sum")
             (expected,) = torch.autograd.grad(loss, [model.head[0].bias])
             torch.testing.assert_close(gradients[draw].sum(0), expected, atol=1e-5, rtol=1e-4)
 

@@ -12,7 +12,7 @@ from klformer.bench.model.command import CPU_BATCH_SIZES, PAPER_ATTENTIONS, Mode
 from klformer.bench.model.step import MATERIALISED, ModelStep, configuration, in_own_process, measure_step
 from klformer.cli.main import main
 from klformer.memory import MEBIBYTE
-from klformer.runs.presets import PAPER_SAMPLES
+from klformer.tasks import TASKS
 
 SECONDS = {"softmax": [1.0, 2.0, 4.0], "fastfood-prf": [0.5, 0.5, 4.0]}
 
@@ -78,7 +78,8 @@ def test_a_step_of_every_attention_can_be_measured(attention):
 def test_models_are_those_of_the_papers_tables(task):
     config = configuration(ModelStep(task, "fastfood-prf", 2, length=8, steps=1, device="cpu"))
     assert config.preset == "paper"
-    assert config.attention.options["num_frequencies"] == PAPER_SAMPLES[task]["fastfood-prf"]
+    fastfood = TASKS[task].presets["paper"]["attention"]["fastfood-prf"]
+    assert config.attention.options["num_frequencies"] == fastfood["num_frequencies"]
     assert config.data.max_len == 8
     measure_step(ModelStep(task, "fastfood-prf", 1, length=8, steps=1, device="cpu"))
 

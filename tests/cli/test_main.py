@@ -9,11 +9,11 @@ from cli_support import fails, run
 from support import TINY, TINY_MODEL
 
 import klformer
-from klformer.cli import data, settings, train
+from klformer.cli import data, train
 from klformer.cli.main import COMMANDS, main
 from klformer.models import AttentionSpec
-from klformer.runs.presets import LAPTOP, preset
-from klformer.tasks import DataConfig, ListOps
+from klformer.tasks import ListOps, Sparsity
+from klformer.tasks.sparsity import SparsityData
 
 
 def test_train_eval_and_resume(home, capsys):
@@ -178,7 +178,8 @@ def test_profile_says_memory_and_share(capsys):
 
 def test_profile_of_padding(home, capsys, monkeypatch):
     monkeypatch.setattr(ListOps, "evaluation_size", 12)
-    monkeypatch.setitem(LAPTOP["listops"], "data", {"num_examples": 60, "max_len": 40})
+    small = {"num_examples": 60, "max_len": 40}
+    monkeypatch.setattr(ListOps, "presets", {"laptop": {**ListOps.presets["laptop"], "data": small}})
     out = run(
         capsys, "profile", "--task", "listops", "--preset", "laptop", "--attention", "linear-elu", "--padding", "1"
     )
@@ -202,44 +203,24 @@ def test_a_group_names_its_commands_and_each_has_its_own_help(capsys):
         assert all(word in out for word in words)
 
 
-class PairsConfig(DataConfig):
-    """Data of a task with an option of its own."""
-
-    separator: str = "|"
-    """What stands between the two."""
-
-
-@pytest.fixture
-def own_data_options(monkeypatch):
-    """The sparsity task has a configuration of its data that no other task has."""
-    usual = settings.preset
-
-    def with_own_options(name, task, attention):
-        config = usual(name, task, attention)
-        if task != "sparsity":
-            return config
-        return config.model_copy(update={"data": PairsConfig(**config.data.model_dump())})
-
-    for module in (settings, data):
-        monkeypatch.setattr(module, "preset", with_own_options)
-
-
 @pytest.mark.parametrize("command", ["train", "compare", "data"])
-def test_help_shows_the_data_options_of_the_task_alone(own_data_options, capsys, command):
+def test_help_shows_the_data_options_of_the_task_alone(capsys, command):
     for task, shown in (("sparsity", True), ("text", False)):
         with pytest.raises(SystemExit):
             main([command, "--task", task, "--help"])
-        assert ("--data.separator" in capsys.readouterr().out) is shown
+        assert ("--data.sparsity" in capsys.readouterr().out) is shown
 
 
-def test_data_options_of_one_task_reach_its_configuration(own_data_options):
-    arguments = ["--data.separator", "/", "--data.root", "here"]
+def test_data_options_of_one_task_reach_its_configuration():
+    arguments = ["--data.sparsity", "0.25", "--data.root", "here"]
     options = train.COMMAND.parse(arguments, "klformer train")
     config = options.experiment(AttentionSpec(name="gmm-rks"), seed=3)
-    assert config.data == PairsConfig(**LAPTOP["sparsity"]["data"], separator="/", root=Path("here").absolute())
+    assert config.data == SparsityData(
+        **Sparsity.presets["laptop"]["data"], sparsity=0.25, root=Path("here").absolute()
+    )
     assert config.seed == 3
     commands = data.COMMAND.parse(["where", *arguments], "klformer data")
-    assert [command.data.separator for command in commands if isinstance(command.data, PairsConfig)] == ["/"]
+    assert [command.data.sparsity for command in commands if command.task == "sparsity"] == [0.25]
     assert len(commands) == 5
 
 

@@ -79,7 +79,7 @@ def test_batches_keep_the_content(width, pad_to):
         for row, index in enumerate(indices):
             assert padded[row][mask[row]].tolist() == sequences[index].tolist()
             assert not padded[row][~mask[row]].any()
-    assert batch.labels.tolist() == batch.ids.tolist() == [2, 0, 1]
+    assert batch.targets.tolist() == batch.ids.tolist() == [2, 0, 1]
     assert len(batch) == 3
     assert batch.num_tokens == (11 + 5 + 0) + (0 + 7 + 11)
     assert batch.num_padded == batch.key_mask.numel() + batch.second_mask.numel()
@@ -108,7 +108,7 @@ def test_batches_can_not_be_empty_or_cut():
 
 def test_to_another_device():
     batch = collate(examples_of([3, 2], pairs=True), np.array([0, 1])).to("meta")
-    tensors = [batch.inputs, batch.key_mask, batch.labels, batch.ids, batch.second, batch.second_mask]
+    tensors = [batch.inputs, batch.key_mask, batch.targets, batch.ids, batch.second, batch.second_mask]
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert batch.num_tokens == 10
     alone = collate(examples_of([3]), np.array([0])).to("meta")

@@ -91,7 +91,7 @@ def test_a_pair_is_as_long_as_its_longer_side():
     pairs = Examples(first, np.array([0, 1]), second)
     assert pairs.lengths.tolist() == [3, 2]
     swapped = pairs.take(np.array([1, 0]))
-    assert swapped.labels.tolist() == [1, 0]
+    assert swapped.targets.tolist() == [1, 0]
     assert swapped.second[0].tolist() == [7]
 
 

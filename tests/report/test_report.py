@@ -36,7 +36,7 @@ from klformer.report.tables import (
     lra_table,
     setting_table,
 )
-from klformer.runs.presets import LAPTOP
+from klformer.tasks import Text
 
 
 def test_what_the_paper_prints_is_shown_where_it_looks_different():
@@ -58,7 +58,8 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     text = text_of(page)
     assert "62.50 A" in text
     assert "63.95" in text  # the paper's
-    steps, tokens = LAPTOP["text"]["training"]["max_steps"], LAPTOP["text"]["data"]["max_len"]
+    laptop = Text.presets["laptop"]
+    steps, tokens = laptop["training"]["max_steps"], laptop["data"]["max_len"]
     assert f"{steps:,} steps of 32 sequences of at most {tokens:,} tokens" in text
     assert "20,000 steps of 32 sequences of at most 4,000 tokens" in text
     assert "47.08 printed 52.56" in text

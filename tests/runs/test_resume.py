@@ -12,8 +12,8 @@ import pytest
 import torch
 from run_support import (
     Listener,
+    acting_at,
     assert_same_state,
-    calling_at,
     contents,
     damage,
     final_state,
@@ -27,12 +27,12 @@ from run_support import (
 import klformer
 from klformer.errors import Interrupted, RunError
 from klformer.runs import train as run_module
-from klformer.runs.folder import only_process_in
+from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.train import train_run
-from klformer.training import trainer as trainer_module
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.log import read_lines
+from klformer.training.objectives import Classification
 from klformer.training.processes import make_accelerator
 from klformer.training.progress import SilentReporter
 
@@ -129,7 +129,7 @@ def test_torn_checkpoints_do_not_push_out_whole_ones(tmp_path, monkeypatch):
         damage(folder / "checkpoints" / f"step-{step:08d}")
     listener = Listener()
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "class_scores", calling_at(1, terminate, trainer_module.class_scores))
+        patch.setattr(Classification, "outputs", acting_at(1, terminate))
         with pytest.raises(Interrupted, match="stopped after step 7, state saved"):
             train_run(tiny(tmp_path), folder, resume=True, reporter=listener)
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-00000006", "step-00000007"}
@@ -176,7 +176,7 @@ def test_a_damaged_best_model_is_not_the_end(tmp_path):
 
 
 def test_a_run_that_reached_its_target_stays_where_it_is(tmp_path):
-    config, folder = tiny(tmp_path, target_accuracy=0.01), tmp_path / "run"
+    config, folder = tiny(tmp_path, target=0.01), tmp_path / "run"
     first = train_run(config, folder, resume=False, reporter=SilentReporter())
     (folder / "result.json").unlink()
     again = train_run(config, folder, resume=True, reporter=SilentReporter())
@@ -191,18 +191,21 @@ def test_a_target_that_a_run_is_above_already_is_refused(tmp_path):
     before = contents(folder)
     with pytest.raises(
         RunError,
-        match=r"validation accuracy of 0\.\d+ already, above the new training\.target_accuracy of 0\.01; ask for more",
+        match=r"validation accuracy of 0\.\d+ already, as good as the new training\.target of 0\.01; ask for more",
     ):
-        train_run(tiny(tmp_path, target_accuracy=0.01), folder, resume=True, reporter=SilentReporter())
+        train_run(tiny(tmp_path, target=0.01), folder, resume=True, reporter=SilentReporter())
     assert contents(folder) == before
-    longer = tiny(tmp_path, max_steps=12, target_accuracy=0.99)
+    longer = tiny(tmp_path, max_steps=12, target=0.99)
     assert train_run(longer, folder, resume=True, reporter=SilentReporter())["steps"] == 12
 
 
 def test_one_process_at_a_time(tmp_path):
     config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
     folder.mkdir()
-    with only_process_in(folder), pytest.raises(RunError, match=r"another process is training in .*/run; wait"):
+    with (
+        RunFolder(folder).only_process(),
+        pytest.raises(RunError, match=r"another process is training in .*/run; wait"),
+    ):
         train_run(config, folder, resume=True, reporter=SilentReporter())
     assert train_run(config, folder, resume=True, reporter=SilentReporter())["steps"] == 2
 

@@ -7,6 +7,7 @@ import signal
 import pytest
 from disk_support import small_disk
 from run_support import (
+    acting_at,
     assert_same_state,
     calling_at,
     contents,
@@ -14,6 +15,7 @@ from run_support import (
     poison_gradients,
     terminate,
     tiny,
+    while_training,
     without_speed,
 )
 
@@ -21,11 +23,12 @@ from klformer.errors import DataError, FileError, Interrupted, RunError
 from klformer.runs.train import train_run
 from klformer.training import trainer as trainer_module
 from klformer.training.log import read_lines
+from klformer.training.objectives import Classification
 from klformer.training.progress import SilentReporter
 
 
 def test_a_target_stops_early(tmp_path):
-    result = train_run(tiny(tmp_path, target_accuracy=0.01), tmp_path / "run", resume=False, reporter=SilentReporter())
+    result = train_run(tiny(tmp_path, target=0.01), tmp_path / "run", resume=False, reporter=SilentReporter())
     assert result["steps"] == 4
 
 
@@ -73,13 +76,13 @@ def test_a_file_of_a_run_that_can_not_be_written_is_named(tmp_path, file, monkey
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path, monkeypatch):
-    scores, calls = trainer_module.class_scores, []
+    calls = []
 
-    def poisoned(model, batch):
+    def poisoned(outputs, model, batch):
         calls.append(batch)
-        return scores(model, batch) * (float("nan") if len(calls) == 5 else 1.0)
+        return outputs(model, batch) * (float("nan") if len(calls) == 5 else 1.0)
 
-    monkeypatch.setattr(trainer_module, "class_scores", poisoned)
+    monkeypatch.setattr(Classification, "outputs", while_training(poisoned))
     with pytest.raises(
         RunError, match=r"the loss is nan at step 5; the last good checkpoint is .*step-00000003"
     ) as caught:
@@ -103,16 +106,8 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(tmp_path,
 def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
     config = tiny(tmp_path, schedule=schedule, log_every=4)
     train_run(config, tmp_path / "straight", resume=False, reporter=SilentReporter())
-    scores, calls = trainer_module.class_scores, []
-
-    def interrupting(model, batch):
-        calls.append(batch)
-        if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return scores(model, batch)
-
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "class_scores", interrupting)
+        patch.setattr(Classification, "outputs", acting_at(5, terminate))
         with pytest.raises(Interrupted, match="SIGTERM: stopped after step 5, state saved in"):
             train_run(config, tmp_path / "run", resume=False, reporter=SilentReporter())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -160,7 +155,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch):
         terminate()
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "class_scores", calling_at(5, twice, trainer_module.class_scores))
+        patch.setattr(Classification, "outputs", acting_at(5, twice))
         with pytest.raises(Interrupted, match="stopped at once, in the middle of a step"):
             train_run(tiny(tmp_path), tmp_path / "run", resume=False, reporter=SilentReporter())
     train_run(tiny(tmp_path), tmp_path / "straight", resume=False, reporter=SilentReporter())

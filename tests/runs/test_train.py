@@ -30,7 +30,7 @@ def test_everything_is_written(tmp_path):
     result = train_run(config, folder, resume=False, reporter=listener)
     assert json.loads((folder / "result.json").read_text()) == result
     assert result["test"]["draws"] == 3
-    assert len(result["test"]["accuracies"]) == 3
+    assert len(result["test"]["accuracy_by_draw"]) == 3
     assert result["validation"]["num_examples"] == 45
     assert any(folder.glob("tensorboard/events*"))
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-00000009", "step-00000010"}

@@ -24,7 +24,7 @@ class Numbers(Task):
     def location(self):
         return "nowhere"
 
-    def _read(self, part):
+    def read(self, part):
         start, size = {"train": (0, 200), "test": (1000, 50)}[part]
         numbers = np.arange(start, start + size)
         return Examples(Sequences.from_matrix(numbers[:, None]), numbers % 7)
@@ -42,7 +42,7 @@ def test_registry():
 
 @pytest.mark.parametrize("name", task_names())
 def test_every_task_says_what_it_is(name, tmp_path):
-    task = build_task(name, DataConfig(root=tmp_path), quiet=True)
+    task = build_task(name, TASKS[name].data_config(root=tmp_path), quiet=True)
     assert task.name == name
     assert isinstance(task, TASKS[name])
     assert task.summary
@@ -50,7 +50,7 @@ def test_every_task_says_what_it_is(name, tmp_path):
     assert task.max_len == task.default_max_len
     assert str(tmp_path) in task.location()
     assert "validation" in task.describe_protocol()
-    assert build_task(name, DataConfig(root=tmp_path, max_len=37)).max_len == 37
+    assert build_task(name, TASKS[name].data_config(root=tmp_path, max_len=37)).max_len == 37
     assert not list(tmp_path.iterdir()), "asking about a task must not make files"
 
 
@@ -74,25 +74,25 @@ def test_a_place_that_can_not_be_written_is_known_before_generating(name, tmp_pa
     with pytest.raises(
         DataError, match=r"file.*: can't be written: Not a directory; data\.root must be a folder where that is allowed"
     ):
-        build_task(name, DataConfig(root=tmp_path / "file"), quiet=True).prepare()
+        build_task(name, TASKS[name].data_config(root=tmp_path / "file"), quiet=True).prepare()
     with pytest.raises(DataError, match=r"can't be looked for: File name too long"):
-        build_task(name, DataConfig(root=tmp_path / ("x" * 300)), quiet=True).prepare()
+        build_task(name, TASKS[name].data_config(root=tmp_path / ("x" * 300)), quiet=True).prepare()
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o755)
     (tmp_path / "read-only").mkdir(mode=0o555)
     with plain_user(), pytest.raises(DataError, match=r"read-only/.*: can't be written: Permission denied"):
-        build_task(name, DataConfig(root=Path("read-only")), quiet=True).prepare()
+        build_task(name, TASKS[name].data_config(root=Path("read-only")), quiet=True).prepare()
 
 
 @pytest.mark.parametrize("name", task_names())
 def test_the_root_must_be_a_folder_that_can_be_entered(name, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"file: is no folder; data\.root must be the folder that the data is in"):
-        build_task(name, DataConfig(root=tmp_path / "file"), quiet=True).load("train")
+        build_task(name, TASKS[name].data_config(root=tmp_path / "file"), quiet=True).load("train")
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o755)
     (tmp_path / "locked").mkdir(mode=0)
-    task = build_task(name, DataConfig(root=Path("locked")), quiet=True)
+    task = build_task(name, TASKS[name].data_config(root=Path("locked")), quiet=True)
     with plain_user():
         for look in (task.location, lambda: task.load("train")):
             with pytest.raises(DataError, match=r"locked/.*: can't be looked for: Permission denied"):
@@ -118,7 +118,6 @@ def test_root(monkeypatch, tmp_path):
         {"holdout_fraction": 0.0},
         {"holdout_fraction": 1.0},
         {"protocol": "other"},
-        {"sparsity": 1.0},
         {"max_len": 0},
         {"train_limit": 0},
         {"seed": -1},
@@ -170,8 +169,8 @@ def test_limits_beyond_the_data_are_refused():
 
 def test_too_few_to_hold_out():
     class Single(Numbers):
-        def _read(self, part):
-            return super()._read(part).take(np.array([0]))
+        def read(self, part):
+            return super().read(part).take(np.array([0]))
 
     with pytest.raises(DataError, match="1 training examples are too few to hold out 1"):
         Single(DataConfig()).load("train")
@@ -180,5 +179,7 @@ def test_too_few_to_hold_out():
 def test_wrong_requests():
     with pytest.raises(ValueError, match="split must be one of 'train', 'validation', 'test', got 'val'"):
         Numbers(DataConfig()).load("val")
-    with pytest.raises(ValueError, match="num_examples is for generated tasks, numbers is read from files"):
-        Numbers(DataConfig(num_examples=5))
+    with pytest.raises(ValueError, match="num_examples"):
+        DataConfig(num_examples=5)
+    with pytest.raises(TypeError, match="the data of sparsity must be a SparsityData, got a DataConfig"):
+        build_task("sparsity", DataConfig())

@@ -68,7 +68,7 @@ WRITERS = {"python": write_python, "binary": write_binary, "arrays": write_array
 
 
 def rows_of(examples):
-    return sorted((pixels.tolist(), int(label)) for pixels, label in zip(examples.first, examples.labels, strict=True))
+    return sorted((pixels.tolist(), int(label)) for pixels, label in zip(examples.first, examples.targets, strict=True))
 
 
 def task(root, **config):

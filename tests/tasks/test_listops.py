@@ -5,7 +5,7 @@ import json
 import pytest
 
 from klformer.errors import DataError
-from klformer.tasks import DataConfig, ListOps
+from klformer.tasks import GeneratedData, ListOps
 from klformer.tasks.expressions import evaluate
 from klformer.tasks.listops import TOKEN_IDS, TOKENS, read_listops
 
@@ -29,7 +29,7 @@ def words(ids):
 
 
 def generated(root, **config):
-    return ListOps(DataConfig(root=root, num_examples=30, max_len=60, **config), quiet=True)
+    return ListOps(GeneratedData(root=root, num_examples=30, max_len=60, **config), quiet=True)
 
 
 def test_tokens():
@@ -42,7 +42,7 @@ def test_reads_the_format_of_lra(tmp_path, end):
     rows = ROW + b"( ( ( [SM 5 ) 8 ) ] )\t3\r\n"
     examples = read_listops(write(tmp_path / "basic.tsv", (HEADER + rows).replace(b"\r\n", end)), 2000)
     assert [words(ids) for ids in examples.first] == ["[MAX [MIN 4 7 ] 9 ]", "[SM 5 8 ]"]
-    assert examples.labels.tolist() == [9, 3]
+    assert examples.targets.tolist() == [9, 3]
 
 
 def test_reads_other_spacing_and_no_parentheses(tmp_path):
@@ -85,7 +85,7 @@ def test_malformed_files(tmp_path, content, problem):
 def test_looks_where_the_archive_unpacks(tmp_path, folder):
     for name in ("train", "val", "test"):
         write(tmp_path / folder / f"basic_{name}.tsv", HEADER + ROW * len(name))
-    task = ListOps(DataConfig(root=tmp_path))
+    task = ListOps(GeneratedData(root=tmp_path))
     assert "(read)" in task.location()
     assert [len(task.load(split)) for split in ("train", "validation", "test")] == [5, 3, 4]
     assert "validation set of the data" in task.describe_protocol()
@@ -94,7 +94,7 @@ def test_looks_where_the_archive_unpacks(tmp_path, folder):
 def test_a_missing_file_is_not_replaced_by_generation(tmp_path):
     write(tmp_path / "basic_test.tsv", HEADER + ROW)
     with pytest.raises(DataError, match=r"basic_train\.tsv: the file is missing"):
-        ListOps(DataConfig(root=tmp_path)).load("train")
+        ListOps(GeneratedData(root=tmp_path)).load("train")
 
 
 def test_generates_distinct_expressions(tmp_path):
@@ -104,7 +104,7 @@ def test_generates_distinct_expressions(tmp_path):
     assert [len(split) for split in splits] == [30, 12, 12]
     sources = [words(ids) for split in splits for ids in split.first]
     assert len(set(sources)) == 54
-    assert [evaluate(source.split()) for source in sources] == [label for split in splits for label in split.labels]
+    assert [evaluate(source.split()) for source in sources] == [label for split in splits for label in split.targets]
     assert "(generated)" in task.location()
 
 
@@ -120,7 +120,7 @@ def test_generated_files_are_the_same_for_a_seed(tmp_path):
 
 def test_evaluation_does_not_depend_on_the_size_of_train(tmp_path):
     small = generated(tmp_path).load("test")
-    large = ListOps(DataConfig(root=tmp_path, num_examples=50, max_len=60), quiet=True).load("test")
+    large = ListOps(GeneratedData(root=tmp_path, num_examples=50, max_len=60), quiet=True).load("test")
     assert small.first.values.tolist() == large.first.values.tolist()
 
 
@@ -199,6 +199,6 @@ def test_files_that_are_read_have_an_official_size_and_generated_ones_their_own(
     assert generated(tmp_path / "here").notes() == [], "generated files are not left out"
     folder = tmp_path / "archive"
     write(folder / "basic_test.tsv", HEADER + ROW)
-    read = ListOps(DataConfig(root=folder))
+    read = ListOps(GeneratedData(root=folder))
     read.load("test")
     assert read.notes() == [f"test has 1 examples, the official data 2,000: {folder} (read)"]

@@ -31,7 +31,7 @@ def test_reads_pairs_from_where_the_archive_unpacks(tmp_path, folder):
     test = parts[2]
     assert [text(ids) for ids in test.first] == ["one text", '"not quoted', ""]
     assert [text(ids) for ids in test.second] == ["anöther", "more", "x"]
-    assert test.labels.tolist() == [1, 0, 0]
+    assert test.targets.tolist() == [1, 0, 0]
     assert test.first.values.dtype == np.uint8
     assert task(tmp_path).location() == str(tmp_path / folder)
 

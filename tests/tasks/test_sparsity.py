@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from klformer.errors import DataError
-from klformer.tasks import DataConfig, Sparsity
-from klformer.tasks.sparsity import _draw, generate
+from klformer.tasks import Sparsity
+from klformer.tasks.sparsity import SparsityData, _draw, generate
 
 
 def task(root, **config):
-    return Sparsity(DataConfig(root=root, **{"num_examples": 900, "max_len": 41, **config}), quiet=True)
+    return Sparsity(SparsityData(root=root, **{"num_examples": 900, "max_len": 41, **config}), quiet=True)
 
 
 def decode(codes):
@@ -58,7 +58,7 @@ def test_vectors(tmp_path):
     vectors = examples.first.values.astype(int)
     assert (vectors[:, 0] + vectors[:, 1] == 1).all()
     sums = ((vectors[:, 0] - vectors[:, 1]) * vectors[:, 2]).reshape(-1, 41).sum(1)
-    assert (sums + 4 == examples.labels).all()
+    assert (sums + 4 == examples.targets).all()
 
 
 def test_protocols(tmp_path):

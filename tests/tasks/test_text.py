@@ -11,7 +11,8 @@ from pyarrow import parquet
 from user_support import plain_user
 
 from klformer.errors import DataError
-from klformer.tasks import DataConfig, Text
+from klformer.tasks import Text
+from klformer.tasks.text import TextData
 
 REVIEWS = {
     ("train", "neg"): ["bad", "worse"],
@@ -26,11 +27,11 @@ def text(ids):
 
 
 def task(root, **config):
-    return Text(DataConfig(root=root, **{"protocol": "lra", **config}))
+    return Text(TextData(root=root, **{"protocol": "lra", **config}))
 
 
 def contents(examples):
-    return [(text(ids), int(label)) for ids, label in zip(examples.first, examples.labels, strict=True)]
+    return [(text(ids), int(label)) for ids, label in zip(examples.first, examples.targets, strict=True)]
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from klformer.training.log import MetricsLog, read_lines
 
 
 def write(folder, *, after, steps):
-    log = MetricsLog(folder, after)
+    log = MetricsLog(folder / "metrics.jsonl", folder / "tensorboard", step=after)
     for step in steps:
-        log.write("train", step, loss=1.0 / step, note="not a number")
+        log.write("train", step, {"loss": 1.0 / step, "note": "not a number"})
     log.close()
 
 
@@ -29,13 +29,13 @@ def test_a_resumed_run_has_every_step_once(tmp_path):
 
 @pytest.mark.parametrize(("limit", "file"), [(150, "events.out.tfevents"), (0, r"metrics\.jsonl")])
 def test_a_record_that_can_not_be_written_is_named(tmp_path, limit, file):
-    log = MetricsLog(tmp_path, 0)
+    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", step=0)
     with files_up_to(limit), pytest.raises(FileError, match=f"can't write {tmp_path}.*{file}.*: File too large"):
-        log.write("train", 1, a=0, b=0, c=0, d=0, e=0)
+        log.write("train", 1, dict.fromkeys("abcde", 0))
     log.close()
 
 
 def test_no_record_can_be_opened(tmp_path):
     (tmp_path / "tensorboard").write_text("not a folder")
     with pytest.raises(FileError, match=r"can't write .*/tensorboard"):
-        MetricsLog(tmp_path, 0)
+        MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", step=0)

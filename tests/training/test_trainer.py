@@ -1,12 +1,12 @@
 """What a trainer refuses before anything is trained."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+from klformer.training.objectives import Classification
 from klformer.training.progress import SilentReporter
 from klformer.training.trainer import Trainer
 
@@ -17,11 +17,12 @@ def test_fp16_on_a_cpu_is_refused():
             torch.nn.Identity(),
             None,
             None,
-            num_classes=2,
+            objective=Classification(num_classes=2),
             optimiser=OptimiserConfig(),
             schedule=ScheduleConfig(),
             training=TrainingConfig(max_steps=1, mixed_precision="fp16"),
-            folder=Path("unused"),
+            store=None,
+            open_log=None,
             accelerator=SimpleNamespace(device=torch.device("cpu")),
             reporter=SilentReporter(),
             seed=0,

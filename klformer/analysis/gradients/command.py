@@ -21,7 +21,8 @@ from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS, MARKERS, STYLES
 from klformer.runs.load import load_run
 from klformer.runs.naming import attention_label, task_label
-from klformer.training.checkpoint import MILESTONES, Checkpoint, CheckpointStore, milestone, put_weights
+from klformer.training.callbacks import MILESTONES, milestone
+from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.log import read_lines
 from klformer.training.progress import Reporter, make_reporter
 
@@ -114,7 +115,7 @@ def _open(folder: Path, data_root: Path | None, examples: int, reporter: Reporte
     return Examined(
         folder=folder,
         attention=attention_label(loaded.config),
-        task=task_label(loaded.config.task, loaded.config.data.sparsity),
+        task=task_label(loaded.config),
         seed=loaded.config.seed,
         model=loaded.model,
         batch=collate(validation, np.arange(min(examples, len(validation)))),

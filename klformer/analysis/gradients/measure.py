@@ -12,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from klformer.data import Batch
 from klformer.models import SequenceClassifier
 from klformer.models.reuse import first_part_once
 from klformer.noise import resample
-from klformer.training.evaluation import class_scores, evaluating
+from klformer.training.evaluation import evaluating
+from klformer.training.objective import model_outputs
+from klformer.training.objectives import cross_entropy
 from klformer.training.seeds import generator_for
 
 
@@ -51,7 +53,7 @@ def classifier_gradients(
             for draw in range(draws):
                 next_pass()
                 resample(model, generator_for(seed, "gradients", draw))
-                class_scores(model, batch)
+                model_outputs(model, batch)
                 advance()
     finally:
         handle.remove()
@@ -61,7 +63,7 @@ def classifier_gradients(
         scores = units
         for layer in rest:
             scores = layer(scores)
-        loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch.labels.repeat(draws), reduction="sum")
+        loss = cross_entropy(scores.flatten(0, 1), batch.targets.repeat(draws))
         return torch.autograd.grad(loss, units)[0]
 
 

@@ -28,7 +28,7 @@ from klformer.errors import ArgumentError
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS
 from klformer.runs.load import LoadedRun, load_run
-from klformer.training.evaluation import class_scores
+from klformer.training.objective import model_outputs
 from klformer.training.progress import make_reporter
 
 INITIAL, TRAINED, GAUSSIAN, SOFTMAX = COLOURS[4], COLOURS[0], COLOURS[2], COLOURS[1]
@@ -190,7 +190,7 @@ def _attention(loaded: LoadedRun, example: int, draws: int) -> tuple[list[dict[s
 
 
 def _pass(model: torch.nn.Module, batch: Any) -> Callable[[], Tensor]:
-    return lambda: class_scores(model, batch)
+    return lambda: model_outputs(model, batch)
 
 
 def _grid(layers: int, heads: int, *, square: bool = False) -> tuple[Figure, Any]:

@@ -90,7 +90,7 @@ def run(options: VarianceAnalysis) -> None:
         store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
         row = {"run": folder.name, "attention": attention_label(loaded.config), "task": _task_of(loaded)}
-        rows.append(row | asdict(variance_metrics(scores, examples.labels)) | {"examples": len(examples)})
+        rows.append(row | asdict(variance_metrics(scores, examples.targets)) | {"examples": len(examples)})
     if not rows:
         raise ArgumentError("none of the runs has noise to draw")
     print_table(console, rows, f"variance over {draws} draws")
@@ -111,7 +111,7 @@ def run(options: VarianceAnalysis) -> None:
 
 
 def _task_of(loaded: LoadedRun) -> str:
-    return task_label(loaded.config.task, loaded.config.data.sparsity)
+    return task_label(loaded.config)
 
 
 def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
@@ -120,7 +120,7 @@ def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
     digest = hashlib.sha256(f"{loaded.config.seed}/{len(examples)}/{batch_size}".encode())
     for parameter in loaded.model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
-    for array in (examples.labels, examples.lengths):
+    for array in (examples.targets, examples.lengths):
         digest.update(array.tobytes())
     return digest.hexdigest()[:16]
 

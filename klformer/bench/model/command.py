@@ -27,7 +27,6 @@ from klformer.bench.model.step import MATERIALISED, ModelStep, in_own_process
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
 from klformer.models import AttentionSpec
-from klformer.runs.presets import PAPER
 from klformer.tasks import TASKS
 
 PAPER_ATTENTIONS = (
@@ -35,9 +34,9 @@ PAPER_ATTENTIONS = (
     *("gmm-prf", "fastfood-prf", "generative-prf"),
 )
 #: The paper's examples in a step, by task: those of its training, but 2 pairs for the memory of Retrieval.
-PAPER_BATCH_SIZES = {task: PAPER[task]["training"]["batch_size"] for task in ("text", "listops", "image")} | {
-    "retrieval": 2
-}
+PAPER_BATCH_SIZES = {
+    task: TASKS[task].presets["paper"]["training"]["batch_size"] for task in ("text", "listops", "image")
+} | {"retrieval": 2}
 #: The most examples in a step on the CPU by default, by task: steps of seconds on a few cores.
 CPU_BATCH_SIZES = {"text": 4, "retrieval": 2, "listops": 4, "image": 32}
 LENGTH_TASK = "text"

@@ -19,7 +19,6 @@ from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import preset
 from klformer.tasks import TASKS
 from klformer.tasks.random import random_batch
-from klformer.training.evaluation import class_scores
 
 #: softmax with the scores written out, as it was at the time of the paper; torch's own computes them in pieces.
 MATERIALISED = "softmax-materialised"
@@ -61,12 +60,13 @@ def measure_step(options: ModelStep) -> float:
     torch.manual_seed(config.seed)
     task = TASKS[config.task](config.data)
     model = build_model(config, task).to(options.device)
+    objective = task.objective()
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
     def step(batch: Batch) -> None:
         with _scores_written_out() if options.attention == MATERIALISED else nullcontext():
-            loss = torch.nn.functional.cross_entropy(class_scores(model, batch), batch.labels)
-            torch.autograd.backward(loss)
+            loss, count = objective.loss(model, batch)
+            torch.autograd.backward(loss / count)
         optimiser.step()
         optimiser.zero_grad()
         if options.device == "cuda":

@@ -1,0 +1,52 @@
+"""Pieces of presets that several tasks share.
+
+A preset is a mapping of sections: data, model, optimiser, schedule and training, each with what it sets, and attention:
+options by the attention's name. Options under ANY are for all attentions that have them. `paper` is the paper's tables
+"Hyperparameters for LRA tasks" and "Number of random samples M", and its appendix on the sparsity task; `laptop` keeps
+the task and the shape of the model and makes everything smaller, for two cores and some minutes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Section = Mapping[str, Any]
+Preset = Mapping[str, Section]
+
+#: All attentions that have the option.
+ANY = "*"
+SECTIONS = ("data", "model", "optimiser", "schedule", "training", "attention")
+
+LRA_OPTIMISER: Section = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-9, "weight_decay": 0.1}
+
+#: New frequencies every step: with the paper's 100, a short run adapts to the few samples it sees (docs/decisions.md).
+SMALL_TRAINING: Section = {"clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 10}
+
+#: The laptop preset has the same number of frequencies for all kernels, so that they are compared at equal cost.
+LAPTOP_ATTENTION: Section = {ANY: {"num_frequencies": 128}}
+
+#: For tasks that say nothing of a laptop: the sizes are those of the configuration itself.
+LAPTOP_DEFAULT: Preset = {
+    "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+    "schedule": {"kind": "cosine", "warmup_steps": 100},
+    "training": {
+        **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 200, "checkpoint_every": 200,
+    },
+    "attention": LAPTOP_ATTENTION,
+}  # fmt: skip
+
+
+def paper_attention(
+    *, gmm_rks: int, fastfood_rks: int, generative_rks: int, gmm_prf: int, fastfood_prf: int, generative_prf: int
+) -> dict[str, Section]:
+    """The paper's numbers of random samples M as options. The mixtures have C = 2 components, by which M noise vectors
+    become R = C M frequencies; attentions that the paper does not list have 256."""
+    frequencies = {
+        "gmm-rks": 2 * gmm_rks,
+        "fastfood-rks": fastfood_rks,
+        "generative-rks": generative_rks,
+        "gmm-prf": 2 * gmm_prf,
+        "fastfood-prf": fastfood_prf,
+        "generative-prf": generative_prf,
+        ANY: 256,
+    }
+    return {name: {"num_frequencies": number} for name, number in frequencies.items()}

@@ -1,0 +1,6 @@
+"""Objectives, one a file."""
+
+from klformer.training.objectives.classification import Classification, cross_entropy
+from klformer.training.objectives.regression import Regression
+
+__all__ = ["Classification", "Regression", "cross_entropy"]

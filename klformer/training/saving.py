@@ -1,0 +1,113 @@
+"""What training saves and takes up again: the state to go on from, and the weights that are worth keeping."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from klformer.errors import RunError
+from klformer.training.callbacks import Callback
+from klformer.training.checkpoint import (
+    OPTIMISER,
+    WEIGHTS,
+    Checkpoint,
+    CheckpointStore,
+    load_optimiser_tensors,
+    optimiser_tensors,
+    put_weights,
+)
+from klformer.training.state import Progress, StepTotals
+
+
+class Saver:
+    """Writes and reads the checkpoints of one training; one process writes.
+
+    Args:
+        store: Where checkpoints go.
+        model: The model itself, not as accelerate has wrapped it.
+        optimiser: As accelerate has prepared it.
+        accelerator: Processes, and the scaler of gradients.
+        callbacks: Their state is saved as well.
+        keep: So many of the newest checkpoints of a kind are kept.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        model: nn.Module,
+        optimiser: Any,
+        *,
+        accelerator: Accelerator,
+        callbacks: Sequence[Callback],
+        keep: int,
+    ) -> None:
+        self.store = store
+        self.model = model
+        self.optimiser: torch.optim.Optimizer = getattr(optimiser, "optimizer", optimiser)
+        self.accelerator = accelerator
+        self.callbacks = callbacks
+        self.keep = keep
+
+    def save(self, progress: Progress, totals: StepTotals) -> None:
+        """Write everything that a run goes on from."""
+        if self.accelerator.is_main_process:
+            files = {
+                WEIGHTS: self.model.state_dict(),
+                OPTIMISER: optimiser_tensors(self.model, self.optimiser),
+            }
+            scaler = self.accelerator.scaler
+            info: dict[str, Any] = {
+                "progress": vars(progress),
+                "totals": vars(totals),
+                "callbacks": {callback.name: callback.state() for callback in self.callbacks},
+            }
+            if scaler is not None:
+                info["scaler"] = scaler.state_dict()
+            self.store.save("step", progress.step, files, info)
+            self.store.prune("step", self.keep, up_to=progress.step)
+        self.accelerator.wait_for_everyone()
+
+    def keep_weights(self, kind: str, step: int, info: Mapping[str, Any]) -> None:
+        """Write the weights alone."""
+        if self.accelerator.is_main_process:
+            self.store.save(kind, step, {WEIGHTS: self.model.state_dict()}, info)
+
+    def keep_best(self, step: int, info: Mapping[str, Any]) -> None:
+        """Write the weights as those of the best model so far."""
+        self.keep_weights("best", step, info)
+        if self.accelerator.is_main_process:
+            self.store.prune("best", self.keep, up_to=step)
+
+    def restore(self) -> tuple[Progress, StepTotals] | None:
+        """Take up the newest whole checkpoint; None if there is none yet. What is newer is removed.
+
+        Raises:
+            RunError: all checkpoints are damaged, but there is a best model, which starting over would remove.
+        """
+        checkpoint = self.store.newest("step")
+        best = self.store.newest("best")
+        if checkpoint is None and best is not None and self.store.holds("step"):
+            raise RunError(
+                f"no checkpoint in {self.store.folder} is whole, so that the run can't go on; its best model, of step "
+                f"{best.step}, is: `klformer eval {self.store.folder.parent}` reads it. Train again under another "
+                "--name"
+            )
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            for kind in ("step", "best", *(kind for callback in self.callbacks for kind in callback.checkpoint_kinds)):
+                self.store.remove_after(kind, 0 if checkpoint is None else checkpoint.step)
+        if checkpoint is None:
+            return None
+        self.load_weights(checkpoint)
+        load_optimiser_tensors(self.model, self.optimiser, checkpoint.optimiser())
+        for callback in self.callbacks:
+            callback.load(checkpoint.info["callbacks"][callback.name])
+        if self.accelerator.scaler is not None and "scaler" in checkpoint.info:
+            self.accelerator.scaler.load_state_dict(checkpoint.info["scaler"])
+        return Progress(**checkpoint.info["progress"]), StepTotals(**checkpoint.info["totals"])
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Put the weights of a checkpoint into the model."""
+        put_weights(self.model, checkpoint.weights(), checkpoint.folder)

@@ -1,0 +1,145 @@
+"""One update of the weights with one batch, worked through in parts, by one process or several."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from klformer.data import Examples, collate
+from klformer.data.sequences import IntArray
+from klformer.training.config import TrainingConfig
+from klformer.training.objective import Objective
+from klformer.training.signals import StopSignal
+
+
+class NotFinite(Exception):  # noqa: N818 - the trainer makes an error of it that names the step
+    """What is not finite."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums of one step over all parts and processes.
+
+    Args:
+        loss: Summed loss.
+        count: What it sums over.
+        metrics: Those metrics that are means over the same, as sums.
+        tokens: Real tokens.
+        stop: Whether a process was asked to stop.
+    """
+
+    loss: float
+    count: int
+    metrics: dict[str, float]
+    tokens: int
+    stop: bool
+
+
+class Stepper:
+    """Does steps.
+
+    Args:
+        model: As accelerate has prepared it.
+        optimiser: Likewise.
+        examples: Training examples.
+        objective: What the model is trained for.
+        training: Parts, clipping and padding.
+        accelerator: Device, processes and precision.
+        signal: That this process got, if any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: Any,
+        examples: Examples,
+        *,
+        objective: Objective,
+        training: TrainingConfig,
+        accelerator: Accelerator,
+        signal: StopSignal,
+    ) -> None:
+        self.model = model
+        self.optimiser = optimiser
+        self.examples = examples
+        self.objective = objective
+        self.training = training
+        self.accelerator = accelerator
+        self.signal = signal
+        self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
+
+    def step(self, indices: IntArray) -> StepResult:
+        """One update with a batch of all processes.
+
+        Raises:
+            NotFinite: loss or gradient are not finite; the weights are as before.
+        """
+        sums = self._backward(indices)
+        names = [metric.name for metric in self.objective.metrics]
+        loss, count, tokens, stop, *metrics = self.accelerator.reduce(sums, "sum").tolist()
+        if not math.isfinite(loss):
+            raise NotFinite(f"loss is {loss}")
+        self._weigh_gradients(len(indices) / count if count else 0.0)
+        # Also without clipping: a gradient that is not finite must not reach the weights.
+        limit = math.inf if self.training.clip_norm is None else self.training.clip_norm
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        # The scaler of fp16 skips such steps itself, and lowers its scale.
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            raise NotFinite(f"norm of the gradient is {norm}")
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
+        return StepResult(loss, int(count), known, int(tokens), bool(stop))
+
+    def _backward(self, indices: IntArray) -> Tensor:
+        """Forward and backward through this process's parts.
+
+        Returns:
+            This process's [loss, count, tokens, signal, metrics ...]; NaN for metrics that are no means.
+        """
+        accelerator, objective = self.accelerator, self.objective
+        names = [metric.name for metric in objective.metrics]
+        sums = torch.zeros(4 + len(names), dtype=torch.float64, device=accelerator.device)
+        share, weight = self._share(indices)
+        parts = [part for part in np.array_split(share, self.training.accumulation) if len(part)]
+        for number, part in enumerate(parts):
+            batch = collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device)
+            is_last = number == len(parts) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self.model):
+                with accelerator.autocast():
+                    outputs = objective.outputs(self.model, batch)
+                outputs = outputs.float()
+                loss = weight * objective.loss_of(outputs, batch)
+                # Processes average their gradients, so that each counts its sum as a share of the global mean.
+                accelerator.backward(loss * (accelerator.num_processes / len(indices)))
+            sums[0] += loss.detach()
+            sums[1] += weight * objective.count(outputs, batch)
+            sums[2] += weight * batch.num_tokens
+            shown = objective.sums(outputs, batch)
+            for place, name in enumerate(names, start=4):
+                sums[place] += weight * shown[name] if name in shown else math.nan
+        # It goes with the sums, so that all processes know of a signal that one got.
+        sums[3] = float(self.signal.number)
+        return sums
+
+    def _weigh_gradients(self, factor: float) -> None:
+        """Gradients were taken for a mean over examples, whose number is known beforehand; where the loss counts
+        something else, they are put right afterwards."""
+        if factor != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def _share(self, indices: IntArray) -> tuple[IntArray, float]:
+        """This process's part of a batch, and what it counts.
+
+        Gradients are averaged over all processes, which all have to take part: where there are fewer examples than
+        processes, those without one work through another's and count nothing.
+        """
+        share = np.array_split(indices, self.accelerator.num_processes)[self.accelerator.process_index]
+        return (share, 1.0) if len(share) else (indices[:1], 0.0)
