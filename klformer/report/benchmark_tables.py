@@ -15,7 +15,8 @@ from klformer.report.benchmarks import (
     PeerBenchmark,
     Spread,
 )
-from klformer.report.settings import attention_order, task_title
+from klformer.report.paper_numbers import task_title
+from klformer.report.settings import attention_order
 from klformer.report.tables import MISSING, Cell, Column, Table, number, words
 from klformer.tasks import TASKS
 
