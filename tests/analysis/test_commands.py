@@ -25,8 +25,9 @@ from klformer.analysis.variance.measure import variance_metrics
 from klformer.cli.main import main
 from klformer.data import collate
 from klformer.models import SequenceEmbedding
+from klformer.report.analysis_tables import variance_table
 from klformer.report.collect import read_analysis
-from klformer.report.tables import MISSING, variance_table
+from klformer.report.tables import MISSING
 from klformer.runs.load import load_run
 from klformer.training.evaluation import class_scores, evaluate, evaluating, scores_of_draws
 from klformer.training.progress import SilentReporter

@@ -173,7 +173,7 @@ def test_curves_are_drawn(home, capsys):
     assert "is not a run" in fails(capsys, 1, "curves", home / "nowhere")
     assert "give at least one run" in fails(capsys, 2, "curves")
     assert "c.xyz must end in one of" in fails(capsys, 2, "curves", *runs, "--out", "c.xyz")
-    assert "nowhere/c.svg: No such file or directory" in fails(capsys, 1, "curves", *runs, "--out", "nowhere/c.svg")
+    assert "can't write c.svg/d.svg: File exists" in fails(capsys, 1, "curves", *runs, "--out", "c.svg/d.svg")
 
 
 def test_profile_says_memory_and_share(capsys):
