@@ -13,18 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import attention_names
-from klformer.bench.contenders import (
-    Contender,
-    Level,
-    Pair,
-    PeerMissingError,
-    PeerSizes,
-    check_same,
-    forward_and_backward,
-    pairs,
-    performer_pytorch,
-)
+from klformer.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
 from klformer.bench.measure import as_flags, in_own_process, round_times, spread, with_spread
+from klformer.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
 from klformer.files import write_json

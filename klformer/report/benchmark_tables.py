@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from klformer.bench.attention import EVERYWHERE
-from klformer.bench.contenders import TOLERANCE
 from klformer.bench.measure import growth_power, show_power
+from klformer.bench.peer_modules import TOLERANCE
 from klformer.memory import MEBIBYTE
 from klformer.report.benchmarks import (
     AttentionBenchmark,
