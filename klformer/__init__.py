@@ -19,20 +19,12 @@ if TYPE_CHECKING:
         register_attention,
         register_spectrum,
     )
-    from klformer.kernels import (
-        SpectralDistribution,
-    )
-    from klformer.models import (
-        EncoderConfig,
-        TransformerDecoder,
-        TransformerEncoder,
-    )
-    from klformer.noise import (
-        resample,
-    )
-    from klformer.ops.spectral_product import (
-        spectral_product,
-    )
+    from klformer.kernels import SpectralDistribution
+    from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
+    from klformer.noise import resample
+    from klformer.ops.spectral_product import spectral_product
+    from klformer.tasks import Task, register_task
+    from klformer.training.objective import Objective
 
 __version__ = "0.1.0"
 
@@ -42,7 +34,9 @@ __all__ = [
     "AttentionSpec",
     "EncoderConfig",
     "MultiheadAttention",
+    "Objective",
     "SpectralDistribution",
+    "Task",
     "TransformerDecoder",
     "TransformerEncoder",
     "attention_capabilities",
@@ -51,6 +45,7 @@ __all__ = [
     "build_attention",
     "register_attention",
     "register_spectrum",
+    "register_task",
     "resample",
     "spectral_product",
 ]
@@ -62,7 +57,9 @@ _HOMES = {
     "AttentionSpec": "klformer.attention",
     "EncoderConfig": "klformer.models",
     "MultiheadAttention": "klformer.attention",
+    "Objective": "klformer.training.objective",
     "SpectralDistribution": "klformer.kernels",
+    "Task": "klformer.tasks",
     "TransformerDecoder": "klformer.models",
     "TransformerEncoder": "klformer.models",
     "attention_capabilities": "klformer.attention",
@@ -71,6 +68,7 @@ _HOMES = {
     "build_attention": "klformer.attention",
     "register_attention": "klformer.attention",
     "register_spectrum": "klformer.attention",
+    "register_task": "klformer.tasks",
     "resample": "klformer.noise",
     "spectral_product": "klformer.ops.spectral_product",
 }

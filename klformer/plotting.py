@@ -11,6 +11,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from klformer.files import replacing
+
 mpl.rcParams["svg.fonttype"] = "none"  # letters stay letters, to be searched and copied
 
 #: Okabe and Ito's colours, which people with any kind of colour vision can tell apart, and line styles for more.
@@ -39,7 +41,8 @@ def plot_against_length(axes: Axes, lines: Mapping[str, Sequence[tuple[float, fl
 
 
 def save(figure: Figure, *targets: Path) -> None:
-    """Write a figure, in the format of each target's ending, and forget it."""
+    """Write a figure in one stroke, in the format of each target's ending, and forget it. Raises as `replacing`."""
     for target in targets:
-        figure.savefig(target, dpi=150)
+        with replacing(target) as temporary:
+            figure.savefig(temporary, dpi=150, format=target.suffix[1:])
     plt.close(figure)

@@ -27,24 +27,64 @@ from klformer.runs.presets import preset
 ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
 
 
+ACCURACY = {"name": "accuracy", "higher_is_better": True, "percent": True}
+MSE = {"name": "mse", "higher_is_better": False, "percent": False}
+#: What the tasks of the library say of themselves: title and accuracy of guessing.
+TASKS = {
+    "listops": ("ListOps", 0.1),
+    "text": ("Text", 0.5),
+    "retrieval": ("Retrieval", 0.5),
+    "image": ("Image", 0.1),
+    "sparsity": ("Sparsity", 1 / 9),
+}
+
+
+def describe_task(task, data, *, metric=ACCURACY, **changes):
+    """What is in task.json; the sparsity task has its p in the label, and what is not known has its name as title."""
+    title, chance = TASKS.get(task, (task, None))
+    label = f"{title} {data['sparsity']}" if task == "sparsity" else title
+    return {"name": task, "title": title, "label": label, "chance": chance, "metric": metric} | changes
+
+
 def make_run(
-    folder, attention="gmm-rks", *, task="text", preset_name="laptop", seed=0, accuracy=0.625, finished=True, **changes
+    folder,
+    attention="gmm-rks",
+    *,
+    task="text",
+    preset_name="laptop",
+    seed=0,
+    accuracy=0.625,
+    finished=True,
+    metric=ACCURACY,
+    about=None,
+    **changes,
 ):
-    """A run's folder as `klformer train` leaves it; `changes` go into the configuration, like training={...}."""
-    known = task if task in ("listops", "text", "retrieval", "image", "sparsity") else "text"
+    """A run's folder as `klformer train` leaves it.
+
+    Args:
+        accuracy: The score on the test set, of whatever metric.
+        about: Changes in task.json, like {"chance": 0.2}.
+        changes: Changes in the configuration, like training={...}.
+    """
+    known = task if task in TASKS else "text"
     config = preset(preset_name, known, AttentionSpec.parse(attention)).model_dump(mode="json")
-    config |= {"task": task, "seed": seed}
+    config = {"format": 2} | config | {"task": task, "seed": seed}
     for section, values in changes.items():
         config[section] = config[section] | values
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
+    description = describe_task(task, config["data"], metric=metric, **(about or {}))
+    (folder / "task.json").write_text(json.dumps(description))
+    name = metric["name"]
     lines = [{"kind": "train", "step": 10 * n, "loss": 1.0, "tokens_per_second": 1000.0 + seed} for n in (1, 2, 3)]
-    lines += [{"kind": "validation", "step": 10 * n, "loss": 1.0, "accuracy": 0.2 * n} for n in (1, 2, 3)]
+    lines += [{"kind": "validation", "step": 10 * n, "loss": 1.0, name: 0.2 * n, "seconds": n} for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    score = {"num_examples": 50, "loss": 0.5, "accuracy": accuracy, "accuracy_std": 0.01, "voting_accuracy": 0.75}
-    score |= {"draws": 10, "accuracy_by_draw": [accuracy] * 10}
+    score = {"num_examples": 50, "draws": 10, "loss": 0.5}
+    score |= {name: accuracy, f"{name}_std": 0.01, f"{name}_by_draw": [accuracy] * 10}
+    score |= {"voting_accuracy": 0.75} if metric == ACCURACY else {}
     result = {
         "name": folder.name, "task": task, "attention": attention, "preset": preset_name, "seed": seed,
+        "metric": name,
         "protocol": "validation on 10% of the training set (protocol holdout); test set used once, at the end",
         "parameters": 1234, "steps": 30, "best_step": 20, "first_reached": {}, "train_seconds": 90.0,
         "train_tokens": 1000, "tokens_per_second": 11.0, "peak_memory_bytes": 300 * 2**20,
@@ -185,9 +225,7 @@ class Elements(HTMLParser):
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="no browser on this machine: no chromium, chromium-browser or google-chrome on the path"
-)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 #: Chromium speaks its protocol over the file descriptors 3 and 4.
 LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
@@ -269,6 +307,10 @@ def hostile(tmp_path):
     edit(run / "result.json", protocol=ATTACK, environment={ATTACK: ATTACK})
     other = make_run(runs / "other", "softmax")
     edit(other / "config.json", task=ATTACK, preset=ATTACK)
+    hostile_metric = {"name": ATTACK, "higher_is_better": True, "percent": True}
+    edit(other / "task.json", name=ATTACK, title=ATTACK, label=ATTACK, metric=hostile_metric)
+    score = json.loads((other / "result.json").read_text())["test"] | {ATTACK: 0.5}
+    edit(other / "result.json", metric=ATTACK, test=score)
     write_analyses(runs, attention=ATTACK, caption=ATTACK)
     write_benchmark(runs / "attention.json", machine=ATTACK)
     content = json.loads((runs / "attention.json").read_text())

@@ -1,18 +1,16 @@
 """Where an analysis goes: numbers as JSON and CSV, a figure as SVG and PNG, all with one caption."""
 
 import csv
-import json
-import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from klformer.environment import describe_environment
+from klformer.files import replacing, write_json
 from klformer.plotting import save
 
 
@@ -37,16 +35,9 @@ def write_results(
     Returns:
         What was written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    report = {
-        "caption": caption,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "settings": settings,
-        "rows": rows,
-    }
+    report = {"caption": caption, "environment": describe_environment(), "settings": settings, "rows": rows}
     written = [folder / f"{name}.json", folder / f"{name}.csv"]
-    written[0].write_text(json.dumps(_plain(report), indent=2, allow_nan=False) + "\n")
+    write_json(written[0], report)
     write_csv(written[1], rows)
     if figure is not None:
         figure.supxlabel(caption, fontsize=8, wrap=True)
@@ -56,22 +47,11 @@ def write_results(
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The rows, all with the same keys, under one header."""
-    with path.open("w", newline="") as file:
+    """Write the rows, all with the same keys, under one header. Raises as `replacing`."""
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can say of a value."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str) -> None:

@@ -1,23 +1,50 @@
 """`python -m klformer.bench`: one measurement in a process of its own, which a benchmark has started."""
 
 import sys
+from collections.abc import Sequence
 
 import tyro
+from pydantic import ValidationError
 
-from klformer.bench import attention, ops, peers
-from klformer.bench.model import step
+from klformer.config import describe_problems
+from klformer.errors import ArgumentError, UserError
 from klformer.plugins import load_plugins
 
-#: Options of a measurement, and what prints its result.
-MEASUREMENTS = {
-    "memory": (ops.OpMemory, ops.measure_memory),
-    "attention-memory": (attention.AttentionMemory, attention.measure_memory),
-    "peers-memory": (peers.PeerMemory, peers.measure_memory),
-    "model-step": (step.ModelStep, step.print_step),
-}
+
+def main(arguments: Sequence[str]) -> None:
+    """Print what is measured; the first argument names it, the others are its options.
+
+    Raises:
+        ArgumentError: there is no such measurement.
+    """
+    name, *flags = arguments
+    # A process imports what it measures and nothing else: importing is most of its time.
+    match name:
+        case "memory":
+            from klformer.bench import ops
+
+            ops.measure_memory(tyro.cli(ops.OpMemory, args=flags))
+        case "attention-memory":
+            from klformer.bench import attention
+
+            attention.measure_memory(tyro.cli(attention.AttentionMemory, args=flags))
+        case "peers-memory":
+            from klformer.bench import peers
+
+            peers.measure_memory(tyro.cli(peers.PeerMemory, args=flags))
+        case "model-step":
+            from klformer.bench.model import step
+
+            step.print_step(tyro.cli(step.ModelStep, args=flags))
+        case _:
+            raise ArgumentError(f"there is no measurement {name!r}")
+
 
 if __name__ == "__main__":
-    # Those of the process that has started this one.
-    load_plugins()
-    options, measure = MEASUREMENTS[sys.argv[1]]
-    measure(tyro.cli(options, args=sys.argv[2:]))  # type: ignore[operator]
+    try:
+        load_plugins()  # those of the process that has started this one
+        main(sys.argv[1:])
+    except ValidationError as error:
+        sys.exit(describe_problems(error))
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,6 +1,5 @@
 """`klformer bench attention`: time and memory of every attention against the length of the sequence."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from klformer.bench.measure import as_flags, crossover, growth_power, in_own_pro
 from klformer.checks import check_choice
 from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
+from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.plotting import plot_against_length, save
 
@@ -99,8 +99,7 @@ def run(options: AttentionBench) -> None:
     for quantity in ("seconds", "memory") if options.memory else ("seconds",):
         console.print(_table(options, report, quantity))
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "attention.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_json(options.out / "attention.json", report)
         draw(report, options.out / "attention.svg", options.out / "attention.png")
         console.print(f"figures written to {options.out}")
 

@@ -1,6 +1,5 @@
 """`klformer bench ops`: the fused product against materialised features, softmax and its own floor."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rich.table import Table
 from klformer.bench.measure import as_flags, in_own_process, log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.environment import describe_machine
+from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 
 #: The subjects that are this library's.
@@ -73,8 +73,8 @@ def run(options: OpsBench) -> None:
     for item in growth:
         console.print(_describe_growth(item))
     if options.json is not None:
-        report = {"environment": environment, "options": _plain(asdict(options)), "results": results, "growth": growth}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        report = {"environment": environment, "options": asdict(options), "results": results, "growth": growth}
+        write_json(options.json, report)
         console.print(f"figures written to {options.json}")
 
 
@@ -191,7 +191,3 @@ def _describe_growth(item: dict[str, Any]) -> str:
         return f"{item['name']} R={item['frequencies']}: {grows}"
     ratio = f"memory of R={item['many']} is {item['memory_ratio']:.2f}x that of R={item['few']}"
     return f"{item['name']} L={item['length']:,}: {ratio}"
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}

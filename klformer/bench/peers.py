@@ -3,7 +3,6 @@
 Results that should be the same are compared before anything is measured; `contenders` says who is compared with whom.
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,20 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import attention_names
-from klformer.bench.contenders import (
-    Contender,
-    Level,
-    Pair,
-    PeerMissingError,
-    PeerSizes,
-    check_same,
-    forward_and_backward,
-    pairs,
-    performer_pytorch,
-)
+from klformer.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
 from klformer.bench.measure import as_flags, in_own_process, round_times, spread, with_spread
+from klformer.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
+from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 
 CAPTION = (
@@ -128,7 +119,6 @@ def run(options: PeersBench) -> None:
         console.print(_subject_table(shape, [row for row in subjects if row["length"] == length]))
         console.print(_comparison_table(shape, [row for row in comparisons if row["length"] == length]))
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
         report = {
             "environment": environment,
             "sizes": asdict(options.sizes(0)) | {"length": list(options.lengths)},
@@ -136,7 +126,7 @@ def run(options: PeersBench) -> None:
             "comparisons": comparisons,
             "left_out": left_out,
         }
-        (options.out / "peers.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_json(options.out / "peers.json", report)
         console.print(f"figures written to {options.out / 'peers.json'}")
 
 

@@ -19,7 +19,7 @@ from klformer.report.drawing import (
     thousands,
     visible,
 )
-from klformer.report.settings import task_title
+from klformer.report.paper_numbers import task_title
 
 #: Lines by attention: lengths and values.
 Lines = Mapping[str, Sequence[tuple[float, float]]]

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from klformer.bench.attention import EVERYWHERE
-from klformer.bench.contenders import TOLERANCE
 from klformer.bench.measure import growth_power, show_power
+from klformer.bench.peer_modules import TOLERANCE
 from klformer.memory import MEBIBYTE
 from klformer.report.benchmarks import (
     AttentionBenchmark,
@@ -15,7 +15,8 @@ from klformer.report.benchmarks import (
     PeerBenchmark,
     Spread,
 )
-from klformer.report.settings import attention_order, task_title
+from klformer.report.paper_numbers import task_title
+from klformer.report.settings import attention_order
 from klformer.report.tables import MISSING, Cell, Column, Table, number, words
 from klformer.tasks import TASKS
 

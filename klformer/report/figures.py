@@ -28,12 +28,15 @@ from klformer.report.drawing import (
 )
 from klformer.report.reading import finite
 from klformer.report.settings import Setting
+from klformer.training.metrics import Metric
 
-#: What a figure shows at least: percent of accuracy, and a share of the largest memory.
-MIN_ACCURACY_SPAN = 5.0
+#: What a figure shows at least: percent of a score in percent, a share of the best score otherwise, and a share of the
+#: largest memory.
+MIN_PERCENT_SPAN = 5.0
+MIN_SCORE_SPAN = 0.05
 MIN_MEMORY_SPAN = 0.2
-#: Where an axis of accuracy ends at the latest, in percent.
-MAX_ACCURACY = 100.5
+#: Where an axis of percent ends at the latest.
+MAX_PERCENT = 100.5
 HATCHES = ("", "///", "...")
 #: What the figure of memory shows at most: settings that look different, and bars on a page or so.
 MAX_SETTINGS = len(PALETTE) * len(HATCHES)
@@ -42,16 +45,16 @@ MAX_BARS = 60
 
 @dataclass(frozen=True)
 class Bubble:
-    """An attention in accuracy (%), memory (bytes) and speed (relative)."""
+    """An attention in score (scaled), memory (bytes) and speed (relative)."""
 
     attention: str
-    accuracy: float
+    score: float
     memory: float
     speed: float
 
 
 def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
-    """Validation accuracy against steps, one line a run."""
+    """The metric on the validation set against steps, one line a run."""
     if not any(run.curve for run in setting.runs):
         return None
     with look(f"curves-{setting.letter}"):
@@ -60,10 +63,8 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         for group in setting.groups:
             shown = [run for run in group.runs if run.curve]
             for number, run in enumerate(shown):
-                steps, accuracies = zip(*run.curve, strict=True)
                 axes.plot(
-                    steps,
-                    [100 * accuracy for accuracy in accuracies],
+                    *zip(*run.curve, strict=True),
                     markersize=3,
                     linewidth=1.3,
                     label=visible(group.attention) if number == 0 else None,
@@ -72,18 +73,21 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         if setting.chance is not None:
             axes.axhline(setting.chance, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), label="guessing")
         axes.set_xlabel("training step")
-        axes.set_ylabel("validation accuracy, %")
+        axes.set_ylabel(f"validation {setting.metric.label}")
         axes.xaxis.set_major_formatter(thousands)
         axes.grid()
         legend_below(figure, axes)
         caption = (
-            "Validation accuracy against training steps, one line a run. Lines that stop early are unfinished runs."
+            f"Validation {setting.metric.name} against training steps, one line a run. "
+            "Lines that stop early are unfinished runs."
         )
         return artist.finish(figure, f"curves-{setting.letter}", "Learning curves", caption)
 
 
-def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble], reference: str) -> Drawing | None:
-    """Memory against accuracy, the area of a circle is speed: the paper's Figures 1 and 3."""
+def draw_bubbles(
+    artist: Artist, name: str, title: str, bubbles: Sequence[Bubble], reference: str, metric: Metric
+) -> Drawing | None:
+    """Memory against the score, the area of a circle is speed: the paper's Figures 1 and 3."""
     if not bubbles:
         return None
     with look(name):
@@ -93,23 +97,30 @@ def draw_bubbles(artist: Artist, name: str, title: str, bubbles: Sequence[Bubble
         figure, axes = canvas_with_side([label.text for label in labels])
         for bubble, size in zip(bubbles, sizes, strict=True):
             colour = artist.style(bubble.attention)["color"]
-            place = (bubble.accuracy, bubble.memory / MEBIBYTE)
+            place = (bubble.score, bubble.memory / MEBIBYTE)
             # A circle at 100% goes beyond the end of the axis.
             axes.scatter(*place, s=size, color=colour, alpha=0.55, edgecolor=colour, linewidth=1, clip_on=False)
         axes.margins(0.12, 0.25)
-        axes.set_xlim(_at_least(MIN_ACCURACY_SPAN, axes.get_xlim(), ceiling=MAX_ACCURACY))
+        axes.set_xlim(_score_limits(axes.get_xlim(), [bubble.score for bubble in bubbles], metric))
         largest = max(bubble.memory for bubble in bubbles) / MEBIBYTE
         axes.set_ylim(_at_least(MIN_MEMORY_SPAN * largest, axes.get_ylim()))
-        axes.set_xlabel("test accuracy, %")
+        axes.set_xlabel(f"test {metric.label}")
         axes.set_ylabel("peak memory, MiB")
         axes.yaxis.set_major_formatter(thousands)
         axes.grid()
         label_at_the_side(axes, labels)
         caption = (
-            f"Peak memory against test accuracy; the area of a circle is speed, {reference}. Low, right and large "
-            "is good. Memory is that of the whole process, with Python, torch and the data."
+            f"Peak memory against test {metric.name}; the area of a circle is speed, {reference}. "
+            f"Low, {'right' if metric.higher_is_better else 'left'} and large is good. "
+            "Memory is that of the whole process, with Python, torch and the data."
         )
         return artist.finish(figure, name, title, caption)
+
+
+def _score_limits(limits: tuple[float, float], scores: Sequence[float], metric: Metric) -> tuple[float, float]:
+    if metric.percent:
+        return _at_least(MIN_PERCENT_SPAN, limits, ceiling=MAX_PERCENT)
+    return _at_least(MIN_SCORE_SPAN * abs(metric.best(scores)), limits)
 
 
 def _at_least(span: float, limits: tuple[float, float], *, ceiling: float = math.inf) -> tuple[float, float]:
@@ -132,7 +143,7 @@ def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing 
     places = {bar: number + 0.5 * attentions.index(bar[0]) for number, bar in enumerate(bars)}
     middles = [fmean(places[bar] for bar in bars if bar[0] == name) for name in attentions]
     with look("memory-by-task"):
-        labels = [f"{found[letter][0].title} ({letter})" for letter in shown]
+        labels = [f"{found[letter][0].task.label} ({letter})" for letter in shown]
         height = 1.1 + 0.12 * (len(bars) + 0.5 * len(attentions)) + 0.2 * legend_rows(labels)
         figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
         for number, (letter, label) in enumerate(zip(shown, labels, strict=True)):
@@ -223,7 +234,7 @@ def draw_variance(
 
 def _label(bubble: Bubble, size: float) -> Label:
     text = f"{visible(bubble.attention)} {bubble.speed:.2g}x"
-    return Label(text, (bubble.accuracy, bubble.memory / MEBIBYTE), size**0.5 / 2)
+    return Label(text, (bubble.score, bubble.memory / MEBIBYTE), size**0.5 / 2)
 
 
 def _memories(setting: Setting) -> dict[str, float]:

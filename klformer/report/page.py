@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -18,11 +18,14 @@ from markupsafe import Markup
 import klformer
 from klformer.errors import ArgumentError
 from klformer.report import paper_numbers
+from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table, variance_table
 from klformer.report.collect import Collection
 from klformer.report.drawing import Artist, Drawing, is_drawn_here
 from klformer.report.efficiency import make_efficiency
 from klformer.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
-from klformer.report.paper_numbers import LRA, LRA_TASKS
+from klformer.report.paper_numbers import LRA, LRA_TASKS, PAPER_TASKS, task_title
+from klformer.report.run import ACCURACY
+from klformer.report.run_tables import glue_table, glue_task, lra_table, setting_table
 from klformer.report.settings import (
     Group,
     Setting,
@@ -30,18 +33,9 @@ from klformer.report.settings import (
     count,
     make_settings,
     paper_budget,
-    task_title,
 )
-from klformer.report.tables import (
-    Table,
-    eigenvalue_head_tables,
-    eigenvalue_table,
-    glue_table,
-    glue_task,
-    lra_table,
-    setting_table,
-    variance_table,
-)
+from klformer.report.tables import Table
+from klformer.training.metrics import Metric
 
 TEMPLATE = "template.html.j2"
 #: Options without which a page would call home: nothing may be loaded, and only the page's own script may run.
@@ -58,12 +52,14 @@ class Glance:
     letter: str
     budget: str
     best: str | None
-    #: Others with the same accuracy.
+    #: Others with the same score.
     ties: int
-    accuracy: float | None
+    #: The name of the metric; scores are texts with their unit.
+    metric: str
+    score: str
     spread: str
-    softmax: float | None
-    chance: float | None
+    softmax: str
+    chance: str
     paper: str
     finished: int
     unfinished: int
@@ -132,7 +128,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
     artist = Artist(folder, _attentions(collection))
     views = [SettingView(setting, setting_table(setting), _drawings(artist, setting)) for setting in settings]
     title_of_average = "Average over ListOps, Text and Retrieval"
-    average = draw_bubbles(artist, "bubbles-average", title_of_average, *_average_bubbles(settings))
+    average = draw_bubbles(artist, "bubbles-average", title_of_average, *_average_bubbles(settings), ACCURACY)
     memory = draw_memory_by_task(artist, settings)
     efficiency = make_efficiency(collection, artist)
     variance = _variance_drawings(artist, collection)
@@ -150,7 +146,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
         settings=settings,
         glances=[glance(setting) for setting in settings],
         lra=lra_table(settings),
-        paper_budgets=[(task_title(task), paper_budget(task)) for task in (*LRA_TASKS, "image")],
+        paper_budgets=[(title, paper_budget(task)) for task, title in PAPER_TASKS.items()],
         views=views,
         average=average,
         memory=memory,
@@ -161,7 +157,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
         eigenvalue_heads=eigenvalue_head_tables(collection.eigenvalues),
         eigenvalue_captions=list(dict.fromkeys(analysis.caption for analysis in collection.eigenvalues)),
         glue=glue_table(settings),
-        has_glue=any(glue_task(setting.task) is not None for setting in settings),
+        has_glue=any(glue_task(setting.task.name) is not None for setting in settings),
         numbers=paper_numbers,
         unfinished=[run for run in collection.runs if run.result is None],
     )
@@ -172,33 +168,46 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
 
 def glance(setting: Setting) -> Glance:
     """What a reader should know about a setting first: the best attention, and what to hold it against."""
-    ranked = setting.ranked()
+    ranked, metric = setting.ranked(), setting.metric
     softmax = setting.group("softmax")
-    known = [(row, accuracy) for row in LRA if (accuracy := row.accuracy(setting.task_name)) is not None]
-    paper = ""
-    if known:
-        row, accuracy = max(known, key=lambda item: item[1])
-        paper = f"{row.model} {accuracy:.2f}%, Transformer {LRA[0].accuracy(setting.task_name):.2f}%"
+
+    def brief(score: float | None) -> str:
+        return "" if score is None else _briefly(metric, score)
+
     finished = sum(run.result is not None for run in setting.runs)
     return Glance(
-        title=setting.title,
+        title=setting.task.label,
         letter=setting.letter,
         budget=setting.budget(),
         best=ranked[0][0].attention if ranked else None,
         ties=len(setting.best()[1:]),
-        accuracy=ranked[0][1] if ranked else None,
+        metric=metric.name,
+        score=brief(ranked[0][1] if ranked else None),
         spread=_describe_spread(ranked[0][0]) if ranked else "",
-        softmax=softmax.accuracy() if softmax is not None else None,
-        chance=setting.chance,
-        paper=paper,
+        softmax=brief(softmax.score() if softmax is not None else None),
+        chance=brief(setting.chance),
+        paper=_best_of_paper(setting.paper_task) if setting.paper_task is not None else "",
         finished=finished,
         unfinished=len(setting.runs) - finished,
     )
 
 
+def _best_of_paper(task: str) -> str:
+    """The paper's best model of a task, and its Transformer."""
+    accuracies = {row.model: accuracy for row in LRA if (accuracy := row.accuracy(task)) is not None}
+    best = max(accuracies, key=lambda model: accuracies[model])
+    transformer = LRA[0].model
+    return f"{best} {accuracies[best]:.2f}%, {transformer} {accuracies[transformer]:.2f}%"
+
+
+def _briefly(metric: Metric, scaled: float) -> str:
+    """A scaled value in a sentence, with its unit."""
+    return f"{scaled:.1f}%" if metric.percent else f"{scaled:.3g}"
+
+
 def _describe_spread(group: Group) -> str:
     spread, runs = group.spread(), len(group.finished)
-    parts = [] if spread is None else [f"± {spread[0]:.2f} over {spread[1]}"]
+    parts = [] if spread is None else [f"± {group.metric.show_scaled(spread[0])} over {spread[1]}"]
     if runs != group.seeds:
         parts.append(count(runs, "run"))
     if spread is None or "draws" in spread[1]:
@@ -218,10 +227,11 @@ def _attentions(collection: Collection) -> list[str]:
 
 def _drawings(artist: Artist, setting: Setting) -> tuple[Drawing, ...]:
     bubbles, reference = _bubbles(setting)
-    title = "Accuracy, memory and speed"
+    name = setting.metric.name
+    title = f"{name[:1].upper()}{name[1:]}, memory and speed"
     found = (
         draw_curves(artist, setting),
-        draw_bubbles(artist, f"bubbles-{setting.letter}", title, bubbles, reference),
+        draw_bubbles(artist, f"bubbles-{setting.letter}", title, bubbles, reference, setting.metric),
     )
     return tuple(drawing for drawing in found if drawing is not None)
 
@@ -230,16 +240,16 @@ def _bubbles(setting: Setting) -> tuple[list[Bubble], str]:
     """Attentions with all three figures; speed is relative to softmax, or to the slowest if softmax was not run."""
     whole = []
     for group in setting.groups:
-        accuracy, memory, speed = group.accuracy(), group.number("peak_memory_bytes"), group.speed()
-        if accuracy is not None and memory is not None and speed:
-            whole.append(Bubble(group.attention, accuracy, memory, speed))
+        score, memory, speed = group.score(), group.number("peak_memory_bytes"), group.speed()
+        if score is not None and memory is not None and speed:
+            whole.append(Bubble(group.attention, score, memory, speed))
     if not whole:
         return [], ""
     softmax = setting.group("softmax")
     unit = softmax.speed() if softmax is not None else None
     reference = "relative to softmax" if unit else "relative to the slowest"
     unit = unit or min(bubble.speed for bubble in whole)
-    return [Bubble(b.attention, b.accuracy, b.memory, b.speed / unit) for b in whole], reference
+    return [replace(bubble, speed=bubble.speed / unit) for bubble in whole], reference
 
 
 def _average_bubbles(settings: Sequence[Setting]) -> tuple[list[Bubble], str]:
@@ -248,7 +258,7 @@ def _average_bubbles(settings: Sequence[Setting]) -> tuple[list[Bubble], str]:
         chosen = []
         for task in LRA_TASKS:
             # The setting with the most runs stands first.
-            of_task = [setting for setting in settings if (setting.task, setting.preset) == (task, preset)]
+            of_task = [setting for setting in settings if (setting.paper_task, setting.preset) == (task, preset)]
             chosen += of_task[:1]
         if len(chosen) < len(LRA_TASKS):
             continue
@@ -260,7 +270,7 @@ def _average_bubbles(settings: Sequence[Setting]) -> tuple[list[Bubble], str]:
         average = [
             Bubble(
                 name,
-                fmean(bubbles[name].accuracy for bubbles in by_task),
+                fmean(bubbles[name].score for bubbles in by_task),
                 fmean(bubbles[name].memory for bubbles in by_task),
                 geometric_mean(bubbles[name].speed for bubbles in by_task),
             )

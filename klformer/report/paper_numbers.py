@@ -13,6 +13,13 @@ EIGENVALUE_TABLE = "Eigenvalue table: Distribution of Eigenvalues for GMM-RKS an
 
 #: The tasks over which the LRA table averages; Image stands in a table of its own.
 LRA_TASKS = ("listops", "text", "retrieval")
+#: The tasks of both tables, with the paper's names for them.
+PAPER_TASKS = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "image": "Image"}
+
+
+def task_title(name: str) -> str:
+    """The paper's name for a task, or the name itself if the paper does not have it."""
+    return PAPER_TASKS.get(name, name)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from klformer.models import ModelConfig
-from klformer.report.collect import Run
-from klformer.report.paper_numbers import LRA, RANDOM
+from klformer.report.paper_numbers import LRA, PAPER_TASKS
 from klformer.report.reading import finite
+from klformer.report.run import ACCURACY, Run
+from klformer.runs.folder import TaskFacts
+from klformer.runs.presets import preset_table
 from klformer.tasks import TASKS, DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+from klformer.training.metrics import Metric
 
 #: Sections of the configuration that must agree, and fields in them that change no result.
 COMPARED: dict[str, type[BaseModel]] = {
@@ -43,15 +46,8 @@ DEFAULTS = {
     for name, field in kind.model_fields.items()
     if not field.is_required()
 }
-#: Accuracies nearer than this, in percent, look the same on the page.
-SHOWN_ACCURACY = 0.005
-#: The order of the page.
-TASK_ORDER = ("listops", "text", "retrieval", "image", "sparsity")
-TASK_TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "image": "Image", "sparsity": "Sparsity"}
-#: Accuracy of guessing in percent; the sparsity task has nine classes.
-CHANCE = {"sparsity": 100 / 9} | {
-    task: RANDOM.accuracy(task) or 0.0 for task in ("listops", "text", "retrieval", "image")
-}
+#: The order of the page: the paper's tasks, then that of sparsity; others follow by name.
+TASK_ORDER = (*PAPER_TASKS, "sparsity")
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,7 @@ class Group:
 
     attention: str
     runs: tuple[Run, ...]
+    metric: Metric
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -78,24 +75,27 @@ class Group:
         """A number of result.json, averaged over the seeds that have it."""
         return _mean(self._by_seed(lambda run: run.result.numbers.get(name) if run.result is not None else None))
 
-    def accuracy(self) -> float | None:
-        """Test accuracy in percent."""
-        accuracy = self.test("accuracy")
-        return None if accuracy is None else 100 * accuracy
+    def score(self) -> float | None:
+        """The metric on the test set, scaled."""
+        value = self.test(self.metric.name)
+        return None if value is None else self.metric.scaled(value)
 
     def spread(self) -> tuple[float, str] | None:
-        """Deviation of the test accuracy in percent and over what: seeds, or draws of the only seed."""
-        known = self._by_seed(lambda run: run.result.test.get("accuracy") if run.result is not None else None)
+        """Deviation of the metric on the test set, scaled, and over what: seeds, or draws of the only seed."""
+        name, scaled = self.metric.name, self.metric.scaled
+        known = self._by_seed(lambda run: run.result.test.get(name) if run.result is not None else None)
         if len(known) > 1:
-            return 100 * stdev(known), f"{len(known)} seeds"
-        draws, deviation = self.test("draws"), self.test("accuracy_std")
+            return scaled(stdev(known)), f"{len(known)} seeds"
+        draws, deviation = self.test("draws"), self.test(f"{name}_std")
         if draws is None or draws < 2 or deviation is None:
             return None
-        return 100 * deviation, f"{draws:.0f} draws"
+        return scaled(deviation), f"{draws:.0f} draws"
 
     def best_validation(self) -> float | None:
-        """The best validation accuracy so far in percent, averaged over seeds; there for unfinished runs, too."""
-        return _mean(self._by_seed(lambda run: 100 * max(best for _, best in run.curve) if run.curve else None))
+        """The best validation so far, scaled and averaged over seeds; there for unfinished runs, too."""
+        return _mean(
+            self._by_seed(lambda run: self.metric.best([value for _, value in run.curve]) if run.curve else None)
+        )
 
     def speed(self) -> float | None:
         return _mean(self._by_seed(lambda run: run.speed))
@@ -114,7 +114,7 @@ class Setting:
     """One task with one configuration; its attentions can be compared, those of two settings can't."""
 
     letter: str
-    task: str
+    task: TaskFacts
     preset: str
     groups: tuple[Group, ...]
     #: The fields, with their values, in which the settings of this task differ.
@@ -125,16 +125,18 @@ class Setting:
         return tuple(run for group in self.groups for run in group.runs)
 
     @property
-    def task_name(self) -> str:
-        return self.task.split(" ")[0]
-
-    @property
-    def title(self) -> str:
-        return task_title(self.task)
+    def metric(self) -> Metric:
+        return self.task.metric
 
     @property
     def chance(self) -> float | None:
-        return CHANCE.get(self.task_name)
+        """The metric of guessing, scaled."""
+        return None if self.task.chance is None else self.metric.scaled(self.task.chance)
+
+    @property
+    def paper_task(self) -> str | None:
+        """The task of the paper's tables whose figures stand beside those of this setting."""
+        return self.task.name if self.task.name in PAPER_TASKS and self.metric == ACCURACY else None
 
     def group(self, attention: str) -> Group | None:
         return next((group for group in self.groups if group.attention == attention), None)
@@ -146,37 +148,39 @@ class Setting:
         return sorted({run.result.protocol for run in self.runs if run.result is not None and run.result.protocol})
 
     def ranked(self) -> list[tuple[Group, float]]:
-        """Finished attentions with their accuracy in percent, best first."""
-        scored = [(group, accuracy) for group in self.groups if (accuracy := group.accuracy()) is not None]
-        return sorted(scored, key=lambda item: -item[1])
+        """Finished attentions with their scores, best first."""
+        scored = [(group, score) for group in self.groups if (score := group.score()) is not None]
+        return sorted(scored, key=lambda item: -self.metric.rank(item[1]))
 
     def best(self) -> list[Group]:
         """The finished attentions that no other beats, as far as the page shows."""
-        ranked = self.ranked()
-        return [group for group, accuracy in ranked if ranked[0][1] - accuracy < SHOWN_ACCURACY]
+        ranked = [(group, self.metric.show_scaled(score)) for group, score in self.ranked()]
+        return [group for group, shown in ranked if shown == ranked[0][1]]
 
     def is_best(self, group: Group) -> bool:
         """Whether it is one of the best of several."""
         return len(self.ranked()) > 1 and any(group is one for one in self.best())
 
 
-def task_title(task: str) -> str:
-    name, _, detail = task.partition(" ")
-    return f"{TASK_TITLES.get(name, name)} {detail}".strip()
-
-
-def task_order(task: str) -> int:
+def task_order(name: str) -> int:
     """The place of a task on the page."""
-    name = task.split(" ")[0]
     return TASK_ORDER.index(name) if name in TASK_ORDER else len(TASK_ORDER)
 
 
 def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     """Sort the runs into settings, with a letter each, in the order of the page."""
-    by_key: dict[tuple[str, str, str], list[Run]] = {}
+    by_key: dict[tuple[TaskFacts, str, str], list[Run]] = {}
     for run in runs:
         by_key.setdefault((run.task, run.preset, json.dumps(_essence(run), sort_keys=True)), []).append(run)
-    keys = sorted(by_key, key=lambda key: (task_order(key[0]), key[0], key[1], -len(by_key[key]), key[2]))
+
+    def place(key: tuple[TaskFacts, str, str]) -> tuple[int, str, str, str, str, int, str]:
+        task, preset, essence = key
+        return (
+            *(task_order(task.name), task.name, task.label, task.metric.name),
+            *(preset, -len(by_key[key]), essence),
+        )
+
+    keys = sorted(by_key, key=place)
     settings = []
     for number, key in enumerate(keys):
         same_task = [other for other in keys if other[0] == key[0]]
@@ -185,7 +189,7 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
                 letter=_letter(number),
                 task=key[0],
                 preset=key[1],
-                groups=_groups(by_key[key]),
+                groups=_groups(by_key[key], key[0].metric),
                 difference=_difference(json.loads(key[2]), [json.loads(other[2]) for other in same_task]),
             )
         )
@@ -217,7 +221,7 @@ def paper_budget(task: str) -> str | None:
     lengths = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024}
     if task not in lengths:
         return None
-    table = TASKS[task].presets["paper"]
+    table = preset_table("paper", task)
     flat = {f"{section}.{key}": value for section in ("model", "training") for key, value in table[section].items()}
     return describe_budget(flat | {"data.max_len": lengths[task]})
 
@@ -239,11 +243,11 @@ def attention_order(attention: str) -> tuple[int, str]:
     return (names.index(base) if base in names else len(names), attention)
 
 
-def _groups(runs: Sequence[Run]) -> tuple[Group, ...]:
+def _groups(runs: Sequence[Run], metric: Metric) -> tuple[Group, ...]:
     by_attention: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         by_attention.setdefault(run.attention, []).append(run)
-    return tuple(Group(name, tuple(by_attention[name])) for name in sorted(by_attention, key=attention_order))
+    return tuple(Group(name, tuple(by_attention[name]), metric) for name in sorted(by_attention, key=attention_order))
 
 
 def _essence(run: Run) -> dict[str, Any]:

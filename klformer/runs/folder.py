@@ -14,13 +14,14 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from klformer.config import Config, describe_problems
 from klformer.data import Examples
 from klformer.errors import RunError
 from klformer.files import replacing, write_text
@@ -35,29 +36,30 @@ from klformer.training.metrics import Metric
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
 
 
-@dataclass(frozen=True)
-class TaskFacts:
-    """What a reader must know of a task that it may not have.
-
-    Args:
-        name: On the command line.
-        title: In tables and figures.
-        label: The title with what tells this data from others of the task.
-        chance: The selecting metric of somebody who guesses.
-        metric: The one that selects.
-    """
+class TaskFacts(Config):
+    """What a reader must know of a task that it may not have."""
 
     name: str
+    """On the command line."""
     title: str
+    """In tables and figures."""
     label: str
+    """The title with what tells this data from others of the task."""
     chance: float | None
+    """The selecting metric of somebody who guesses."""
     metric: Metric
+    """The one that selects."""
 
     @staticmethod
     def of(task: Task) -> "TaskFacts":
         """The facts of a task that is there."""
-        title = task.title or task.name
-        return TaskFacts(task.name, title, task.label(), task.chance, task.objective().selecting)
+        return TaskFacts(
+            name=task.name,
+            title=task.title or task.name,
+            label=task.label(),
+            chance=task.chance,
+            metric=task.objective().selecting,
+        )
 
 
 class RunFolder:
@@ -170,11 +172,10 @@ class RunFolder:
         Raises:
             RunError: the file is not there, or damaged.
         """
-        content = self._read_object(self.TASK)
         try:
-            return TaskFacts(**content | {"metric": Metric(**content["metric"])})
-        except (TypeError, KeyError) as error:
-            raise RunError(f"{self.path / self.TASK} is damaged: {error}") from error
+            return TaskFacts.model_validate(self._read_object(self.TASK))
+        except ValidationError as error:
+            raise RunError(f"{self.path / self.TASK} is damaged: {describe_problems(error)}") from error
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of the record, of one kind ("train" or "validation") or all.
@@ -228,7 +229,7 @@ class RunFolder:
         if before is not None:
             self.check_same_data(splits)
         self._write_json(self.DATA, {split: _fingerprint(examples) for split, examples in splits.items()})
-        self._write_json(self.TASK, asdict(TaskFacts.of(task)))
+        self._write_json(self.TASK, TaskFacts.of(task).model_dump(mode="json"))
         if before != config:
             # A result of fewer steps is not that of the run that now goes on.
             (self.path / self.RESULT).unlink(missing_ok=True)

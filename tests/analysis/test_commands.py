@@ -25,8 +25,9 @@ from klformer.analysis.variance.measure import variance_metrics
 from klformer.cli.main import main
 from klformer.data import collate
 from klformer.models import SequenceEmbedding
+from klformer.report.analysis_tables import variance_table
 from klformer.report.collect import read_analysis
-from klformer.report.tables import MISSING, variance_table
+from klformer.report.tables import MISSING
 from klformer.runs.load import load_run
 from klformer.training.evaluation import evaluate, evaluating, outputs_of_draws
 from klformer.training.objective import model_outputs
@@ -197,12 +198,13 @@ from klformer.analysis.variance import command as variance
 
 variance.BLOCK, saved, save = 2, [], np.save
 
-def save_some(path, scores):
+def save_some(file, scores):
     if len(saved) == 3:
-        path.write_bytes(b"half of a file")
+        file.write(b"half of a file")
+        file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-    saved.append(path)
-    save(path, scores)
+    saved.append(file)
+    save(file, scores)
 
 np.save = save_some
 main(sys.argv[1:])
@@ -398,6 +400,12 @@ def test_what_is_given_wins_over_quick_and_the_help_says_what_is_not(name, capsy
         assert count.choose(None, quick=True) == count.quick
         assert count.choose(7, quick=True) == count.choose(7, quick=False) == 7
         assert f"{'all' if count.full is None else count.full}, or {count.quick} with --quick" in shown
+
+
+def test_an_example_that_is_not_there_leaves_nothing(runs, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["analyze", "kernel", str(runs / "gmm-rks"), "--example", "45", "--quick", "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
 
 
 def test_quick_with_an_option(runs, tmp_path, capsys):

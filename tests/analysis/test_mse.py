@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from klformer.analysis.mse import lemma
 from klformer.analysis.mse import measure as mse
 from klformer.analysis.mse.command import MseAnalysis, run
 from klformer.kernels import GaussianMixtureSpectrum, Kernel, exact
@@ -246,10 +247,10 @@ def test_theorem_holds_for_the_kernels_of_the_library(name, tied, formula, close
 
 def test_lemma_s2_by_hand():
     x, y = vector(3, 4) / 10, vector(-6, 8) / 10
-    assert mse.lemma_s2_kernel(x, y) == pytest.approx(math.exp(-(0.81 + 0.16) / 2))
-    assert mse.lemma_s2_rks_printed(x, y) == pytest.approx(4 * math.exp(-0.485))
+    assert lemma.kernel(x, y) == pytest.approx(math.exp(-(0.81 + 0.16) / 2))
+    assert lemma.rks_printed(x, y) == pytest.approx(4 * math.exp(-0.485))
     # x + y = (-0.3, 1.2), |x| = 0.5, |y| = 1
-    assert mse.lemma_s2_prf_printed(x, y) == pytest.approx(math.exp(1.53 / 2 - 1.5))
+    assert lemma.prf_printed(x, y) == pytest.approx(math.exp(1.53 / 2 - 1.5))
 
 
 @pytest.mark.parametrize("dim", [2, 3, 7])
@@ -258,9 +259,9 @@ def test_lemma_s2(dim, difference):
     # Near |x| + |y| = |x|^2 + |y|^2 the printed PRF map would pass.
     point = mse.Grid(dim=dim).problem(mse.Point(1.0, difference, 1.0, 1))
     x, y = point.q, point.k
-    averages = mse.simulate_lemma_s2(x, y, draws=100_000, generator=torch.Generator().manual_seed(9))
-    kernel = mse.lemma_s2_kernel(x, y)
-    expected = {"rks_printed": mse.lemma_s2_rks_printed(x, y), "prf_printed": mse.lemma_s2_prf_printed(x, y)}
+    averages = lemma.simulate(x, y, draws=100_000, generator=torch.Generator().manual_seed(9))
+    kernel = lemma.kernel(x, y)
+    expected = {"rks_printed": lemma.rks_printed(x, y), "prf_printed": lemma.prf_printed(x, y)}
     for name, average in averages.items():
         assert abs(mse.standard_errors(expected.get(name, kernel), average.value, average.error)) < 4
         if name in expected:

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
 from klformer.bench import attention, fastfood
+from klformer.bench.__main__ import main as measure_alone
 from klformer.bench.attention import AttentionSizes
 from klformer.bench.attention import forward_and_backward as forward_and_backward_of_attention
-from klformer.bench.measure import crossover, growth, log_log_slope, median_times
+from klformer.bench.measure import crossover, growth, in_own_process, log_log_slope, median_times
 from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
+from klformer.cli.main import main
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
@@ -24,10 +28,10 @@ from klformer.ops.spectral_product.chunked.tiling import default_chunk
 SMALL = Sizes(batch=1, heads=2, length=40, head_dim=4, value_dim=3, frequencies=6)
 
 
-def run_bench(*arguments):
-    module = ["klformer", "bench"] if arguments[0] != "memory" else ["klformer.bench"]
-    command = [sys.executable, "-m", *module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def run_bench(capsys, *arguments):
+    """What a benchmark prints that is typed as a user would."""
+    main(["bench", *arguments])
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("feature_map", ["rks", "prf"])
@@ -77,9 +81,10 @@ def test_the_floor_is_the_products_of_the_fused_op(feature_map):
     assert ours.counts == floor.counts
 
 
-def test_ops_prints_ratios_and_writes_them(tmp_path):
+def test_ops_prints_ratios_and_writes_them(tmp_path, capsys):
     target = tmp_path / "ops.json"
     out = run_bench(
+        capsys,
         *["ops", "--lengths", "64", "128", "256", "--frequencies", "8", "16", "--heads", "2", "--head-dim", "8"],
         *["--repeats", "1", "--no-memory", "--json", str(target)],
     )
@@ -99,13 +104,9 @@ def test_ops_prints_ratios_and_writes_them(tmp_path):
 
 def test_memory_of_one_subject_is_measured_in_its_own_process():
     arguments = ["--sizes.batch", "1", "--sizes.heads", "4", "--sizes.head-dim", "16", "--sizes.value-dim", "16"]
-    out = {
-        name: int(
-            run_bench("memory", "--name", name, *arguments, "--sizes.length", "16384", "--sizes.frequencies", "256")
-        )
-        for name in ("rks", "rks materialised")
-    }
-    features = 2 * 4 * 16384 * 512 * 4
+    arguments += ["--sizes.length", "4096", "--sizes.frequencies", "256"]
+    out = {name: int(in_own_process(["memory", "--name", name, *arguments])) for name in ("rks", "rks materialised")}
+    features = 2 * 4 * 4096 * 512 * 4
     assert out["rks materialised"] > features
     assert out["rks"] < features / 2
 
@@ -116,6 +117,11 @@ def test_peak_memory_is_seen():
     script += f"print(peak(lambda: torch.ones({size // 4}).sum()))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert 0.9 * size < int(out) < 1.5 * size
+
+
+def test_a_measurement_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="there is no measurement 'weight'"):
+        measure_alone(["weight"])
 
 
 def test_medians_and_slopes():
@@ -170,15 +176,23 @@ def test_transforming_tokens_equals_the_matrix_product():
     torch.testing.assert_close(fastfood.transform_tokens(spectrum, x), x @ spectrum.frequencies()[0].T)
 
 
-def test_small_benchmarks_print_their_tables():
-    assert "transform" in run_bench("fastfood", "--head-dims", "8", "16", "--length", "64", "--repeats", "1")
-    assert "gmm-rks" in run_bench("denominators", "--lengths", "32", "--heads", "2", "--head-dim", "8")
-    assert "peak memory" in run_bench("layer", "--length", "2000", "--heads", "2", "--head-dim", "8")
+def test_small_benchmarks_print_their_tables(capsys):
+    assert "transform" in run_bench(capsys, "fastfood", "--head-dims", "8", "16", "--length", "64", "--repeats", "1")
+    assert "gmm-rks" in run_bench(capsys, "denominators", "--lengths", "32", "--heads", "2", "--head-dim", "8")
+    assert "peak memory" in run_bench(capsys, "layer", "--length", "2000", "--heads", "2", "--head-dim", "8")
 
 
-def test_attentions_are_measured_in_one_table_and_figure(tmp_path):
+def in_this_process(arguments):
+    """What a measurement prints, without a process of its own, which takes seconds to start."""
+    with redirect_stdout(StringIO()) as printed:
+        measure_alone(arguments)
+    return printed.getvalue()
+
+
+def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(attention, "in_own_process", in_this_process)
     sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--lengths", "32", "64", "--repeats", "2"]
-    out = run_bench("attention", "--attentions", "softmax", "gmm-prf", *sizes, "--out", str(tmp_path))
+    out = run_bench(capsys, "attention", "--attentions", "softmax", "gmm-prf", *sizes, "--out", str(tmp_path))
     report = json.loads((tmp_path / "attention.json").read_text())
     assert [(row["name"], row["length"]) for row in report["results"]] == [
         (name, length) for length in (32, 64) for name in ("softmax", "gmm-prf")

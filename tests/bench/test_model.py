@@ -6,6 +6,7 @@ import re
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from klformer.bench import measure
 from klformer.bench.model import command
 from klformer.bench.model.batch import GIBIBYTE
 from klformer.bench.model.command import CPU_BATCH_SIZES, PAPER_ATTENTIONS, ModelBench
@@ -101,8 +102,21 @@ def test_memory_is_the_same_every_time():
     assert abs(first - second) < 0.05 * first
 
 
-def test_a_measurement_is_a_process_of_its_own():
-    assert in_own_process(ModelStep("image", "fastfood-prf", batch_size=1, length=8, steps=1, device="cpu")) > 0
+def test_time_is_measured_in_a_process_that_may_keep_its_memory(monkeypatch):
+    asked = []
+    monkeypatch.setattr(measure, "in_own_process", lambda *a, **k: asked.append((a, k)) or "0.25\n")
+    options = {"task": "image", "attention": "fastfood-prf", "batch_size": 1, "length": 8, "device": "cpu"}
+    assert in_own_process(ModelStep(**options, steps=1)) == 0.25
+    assert in_own_process(ModelStep(**options, steps=0)) == 0.25
+    flags = ["--task", "image", "--attention", "fastfood-prf", "--batch-size", "1", "--length", "8"]
+    timed, weighed = (
+        ((["model-step", *flags, "--steps", steps, "--device", "cpu"],), {"environment": environment})
+        for steps, environment in (("1", {}), ("0", measure.GIVE_MEMORY_BACK))
+    )
+    assert asked == [timed, weighed]
+
+
+def test_a_process_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"exit code 1: .*sofmax"):
         in_own_process(ModelStep("image", "sofmax", batch_size=1, length=8, steps=1, device="cpu"))
 

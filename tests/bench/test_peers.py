@@ -9,20 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from klformer.bench import contenders, measure, peers
-from klformer.bench.contenders import (
-    Contender,
-    Pair,
+from klformer.bench import measure, peer_modules, peers
+from klformer.bench.contenders import Contender, Pair, PeerSizes, pairs
+from klformer.bench.measure import round_times
+from klformer.bench.peer_modules import (
     PeerMissingError,
-    PeerSizes,
     build,
     check_same,
     forward_and_backward,
-    pairs,
     performer_pytorch,
     without_epsilon,
 )
-from klformer.bench.measure import round_times
 from klformer.bench.peers import PeersBench
 from klformer.kernels import SPECTRA
 from klformer.memory import MEBIBYTE
@@ -167,7 +164,7 @@ def test_without_performer_pytorch_the_others_are_measured(monkeypatch, tmp_path
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(contenders.importlib, "import_module", missing)
+    monkeypatch.setattr(peer_modules.importlib, "import_module", missing)
     peers.run(small_bench(attentions=("performer",), lengths=(13,), repeats=1, out=tmp_path))
     out = capsys.readouterr().out
     assert "performer-pytorch is left out" in out

@@ -12,6 +12,7 @@ import klformer
 from klformer.cli import data, train
 from klformer.cli.main import COMMANDS, main
 from klformer.models import AttentionSpec
+from klformer.runs.presets import preset
 from klformer.tasks import ListOps, Sparsity
 from klformer.tasks.sparsity import SparsityData
 
@@ -163,10 +164,11 @@ def test_curves_are_drawn(home, capsys):
     drawing = (home / "c.svg").read_text()
     assert ">linear-elu</text>" in drawing
     assert ">softmax</text>" in drawing
-    assert "is not a run" in fails(capsys, 1, "curves", home)
+    assert "written to d.svg" in run(capsys, "curves", home, "--out", "d.svg")  # a folder of runs
+    assert "is not a run" in fails(capsys, 1, "curves", home / "nowhere")
     assert "give at least one run" in fails(capsys, 2, "curves")
     assert "c.xyz must end in one of" in fails(capsys, 2, "curves", *runs, "--out", "c.xyz")
-    assert "nowhere/c.svg: No such file or directory" in fails(capsys, 1, "curves", *runs, "--out", "nowhere/c.svg")
+    assert "can't write c.svg/d.svg: File exists" in fails(capsys, 1, "curves", *runs, "--out", "c.svg/d.svg")
 
 
 def test_profile_says_memory_and_share(capsys):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klformer.attention import AttentionSpec, MultiheadAttention
+from klformer.attention import MultiheadAttention
 from klformer.kernels import (
     SPECTRA,
     FastFoodSpectrum,
@@ -23,32 +23,38 @@ def points():
     return 0.25 * torch.randn(4, DIM, dtype=torch.float64), 0.25 * torch.randn(6, DIM, dtype=torch.float64)
 
 
-def assert_unbiased(spectrum, feature_map, points, expected, *, norm_coefficient=1.0, draws=1500):
-    """The mean estimate over independent draws is the closed form (H or 1, L, S), within 4 standard errors."""
-    kernel = Kernel(feature_map, spectrum, norm_coefficient=norm_coefficient)
-    kernel.input_scale = 1.0
+def assert_unbiased(spectrum, points, cases, *, draws=1500):
+    """The mean estimates over independent draws are the closed forms, within 4 standard errors.
+
+    Args:
+        cases: Feature map, norm coefficient and closed form (H or 1, L, S); all are estimated from the same draws.
+    """
+    kernels = [Kernel(feature_map, spectrum, norm_coefficient=coefficient) for feature_map, coefficient, _ in cases]
+    for kernel in kernels:
+        kernel.input_scale = 1.0
     generator = torch.Generator().manual_seed(3)
-    estimates = []
+    estimates = [[] for _ in cases]
     with torch.no_grad():
         for _ in range(draws):
             spectrum.resample(generator)
-            estimates.append(kernel.estimate(*(x.expand(1, HEADS, *x.shape) for x in points))[0])
-    stacked = torch.stack(estimates)
-    error = stacked.std(0) / draws**0.5
-    assert ((stacked.mean(0) - expected).abs() < 4 * error + 1e-12).all()
-    # The test must be able to fail: a kernel that is off by a tenth is seen.
-    assert (error / expected.abs()).median() < 0.025
+            for kernel, found in zip(kernels, estimates, strict=True):
+                found.append(kernel.estimate(*(x.expand(1, HEADS, *x.shape) for x in points))[0])
+    for (_, _, expected), found in zip(cases, estimates, strict=True):
+        stacked = torch.stack(found)
+        error = stacked.std(0) / draws**0.5
+        assert ((stacked.mean(0) - expected).abs() < 4 * error + 1e-12).all()
+        # The test must be able to fail: a kernel that is off by a tenth is seen.
+        assert (error / expected.abs()).median() < 0.025
 
 
 @pytest.mark.parametrize("coupling", ["iid", "orthogonal"])
 def test_gaussian_estimates_the_gaussian_and_softmax_kernels(coupling, points):
     sizes = {"num_heads": HEADS, "head_dim": DIM, "num_frequencies": FREQUENCIES, "coupling": coupling}
     spectrum = GaussianSpectrum(**sizes).double()
-    assert_unbiased(spectrum, "rks", points, exact.gaussian_kernel(*points))
-    assert_unbiased(spectrum, "prf", points, exact.gaussian_kernel(*points), norm_coefficient=1.0)
-    assert_unbiased(spectrum, "prf", points, exact.softmax_kernel(*points), norm_coefficient=0.5)
+    gaussian, softmax = exact.gaussian_kernel(*points), exact.softmax_kernel(*points)
+    assert_unbiased(spectrum, points, [("rks", 1.0, gaussian), ("prf", 1.0, gaussian), ("prf", 0.5, softmax)])
     wide = GaussianSpectrum(**sizes, lengthscale=2.0).double()
-    assert_unbiased(wide, "rks", points, exact.gaussian_kernel(*points, lengthscale=2.0))
+    assert_unbiased(wide, points, [("rks", 1.0, exact.gaussian_kernel(*points, lengthscale=2.0))])
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -71,8 +77,7 @@ def test_mixture_estimates_its_closed_form(covariance, tied, components, points)
     heads = range(HEADS)
     rks = torch.stack([exact.gmm_rks_kernel(*points, mean[h], matrices[h]) for h in heads])
     prf = torch.stack([exact.gmm_prf_kernel(*points, mean[h], matrices[h]) for h in heads])
-    assert_unbiased(spectrum, "rks", points, rks)
-    assert_unbiased(spectrum, "prf", points, prf)
+    assert_unbiased(spectrum, points, [("rks", 1.0, rks), ("prf", 1.0, prf)])
 
 
 @pytest.mark.parametrize("frequencies", [4, 8, 21])
@@ -80,8 +85,8 @@ def test_structured_fastfood_estimates_the_gaussian_kernel(frequencies, points):
     spectrum = FastFoodSpectrum(
         num_heads=HEADS, head_dim=DIM, num_frequencies=frequencies, learn="none", lengthscale=1.0
     ).double()
-    assert_unbiased(spectrum, "rks", points, exact.gaussian_kernel(*points))
-    assert_unbiased(spectrum, "prf", points, exact.gaussian_kernel(*points))
+    expected = exact.gaussian_kernel(*points)
+    assert_unbiased(spectrum, points, [("rks", 1.0, expected), ("prf", 1.0, expected)])
 
 
 @pytest.mark.parametrize("learn", ["none", "s", "sgb"])
@@ -148,8 +153,9 @@ def test_orthogonal_frequencies_are_orthogonal_in_blocks():
 )
 def test_where_fastfood_starts(name, options, norm):
     torch.manual_seed(0)
-    spec = AttentionSpec(name=name, options={"num_frequencies": 4096, **options})
-    attention = MultiheadAttention(model_dim=256, num_heads=4, attention=spec)
+    attention = MultiheadAttention(
+        model_dim=256, num_heads=4, attention=name, options={"num_frequencies": 4096, **options}
+    )
     frequencies = attention.mechanism.kernel.spectrum.frequencies()
     assert frequencies.norm(dim=-1).mean().item() == pytest.approx(norm, rel=0.1)
 

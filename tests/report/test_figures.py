@@ -9,6 +9,7 @@ from report_support import make_run
 from klformer.report.collect import collect
 from klformer.report.drawing import Artist, look
 from klformer.report.figures import Bubble, draw_bubbles, draw_memory_by_task, draw_variance
+from klformer.report.run import ACCURACY, Metric
 from klformer.report.settings import make_settings
 
 
@@ -99,8 +100,22 @@ def test_memory_of_many_settings_is_bounded_and_says_what_it_leaves_out(keeper, 
 def test_no_accuracy_above_100(keeper, accuracies):
     names = ("softmax", "gmm-rks", "performer")
     bubbles = [Bubble(name, accuracy, 2.0**28, 1.0) for name, accuracy in zip(names, accuracies, strict=False)]
-    draw_bubbles(keeper, "bubbles", "Title", bubbles, "relative to softmax")
+    draw_bubbles(keeper, "bubbles", "Title", bubbles, "relative to softmax", ACCURACY)
     low, high = keeper.kept[0].axes[0].get_xlim()
     assert max(accuracies) < high <= 100.5
     assert low < min(accuracies)
     assert high - low >= 5
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_scores_that_are_no_shares_have_their_own_unit_and_direction(keeper, higher_is_better):
+    metric = Metric("mse", higher_is_better=higher_is_better, percent=False)
+    scores = (214.0, 215.0)
+    bubbles = [Bubble(name, score, 2.0**28, 1.0) for name, score in zip(("softmax", "gmm-rks"), scores, strict=True)]
+    draw_bubbles(keeper, "bubbles", "Title", bubbles, "relative to softmax", metric)
+    (axes,) = keeper.kept[0].axes
+    low, high = axes.get_xlim()
+    assert low < 214 < 215 < high
+    assert high - low > 10  # small differences do not look large
+    assert axes.get_xlabel() == "test mse"
+    assert f"Low, {'right' if higher_is_better else 'left'} and large is good" in keeper.captions[0]

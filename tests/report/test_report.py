@@ -26,16 +26,11 @@ import klformer
 from klformer.cli import report as command
 from klformer.cli.report import Report
 from klformer.report import page
+from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.report.collect import collect
 from klformer.report.paper_numbers import EIGENVALUES
+from klformer.report.run_tables import glue_task, lra_table, setting_table
 from klformer.report.settings import make_settings
-from klformer.report.tables import (
-    eigenvalue_head_tables,
-    eigenvalue_table,
-    glue_task,
-    lra_table,
-    setting_table,
-)
 from klformer.tasks import Text
 
 
@@ -58,8 +53,7 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     text = text_of(page)
     assert "62.50 A" in text
     assert "63.95" in text  # the paper's
-    laptop = Text.presets["laptop"]
-    steps, tokens = laptop["training"]["max_steps"], laptop["data"]["max_len"]
+    steps, tokens = Text.presets["laptop"]["training"]["max_steps"], Text.presets["laptop"]["data"]["max_len"]
     assert f"{steps:,} steps of 32 sequences of at most {tokens:,} tokens" in text
     assert "20,000 steps of 32 sequences of at most 4,000 tokens" in text
     assert "47.08 printed 52.56" in text
@@ -188,7 +182,7 @@ def test_seeds_are_averaged(tmp_path):
         make_run(tmp_path / f"s{seed}", seed=seed, accuracy=accuracy)
     (setting,) = make_settings(collect([tmp_path]).runs)
     (group,) = setting.groups
-    assert group.accuracy() == pytest.approx(60)
+    assert group.score() == pytest.approx(60)
     assert group.spread() == (pytest.approx(10), "3 seeds")
     assert group.speed() == 1001
 
@@ -206,7 +200,7 @@ def test_copies_of_a_run_are_no_seeds(tmp_path):
     assert " runs/a finished" in text
     make_run(tmp_path / "runs" / "b", seed=1, accuracy=0.7)
     (group,) = make_settings(collect([tmp_path]).runs)[0].groups
-    assert group.accuracy() == pytest.approx(60)  # a seed has the same weight, however often it was run
+    assert group.score() == pytest.approx(60)  # a seed has the same weight, however often it was run
     assert group.spread() == (pytest.approx(100 * 0.02**0.5), "2 seeds")
     text = text_of(page_of(tmp_path, tmp_path))
     assert "± 14.14 over 2 seeds, 3 runs" in text
@@ -227,10 +221,10 @@ def test_only_equal_settings_are_compared(tmp_path):
     make_run(tmp_path / "c", "softmax", training={"max_steps": 7})
     make_run(tmp_path / "d", "softmax", task="sparsity", data={"sparsity": 0.1})
     settings = make_settings(collect([tmp_path]).runs)
-    assert [(s.letter, s.task, len(s.runs)) for s in settings] == [
-        ("A", "text", 2),
-        ("B", "text", 1),
-        ("C", "sparsity 0.1", 1),
+    assert [(s.letter, s.task.label, len(s.runs)) for s in settings] == [
+        ("A", "Text", 2),
+        ("B", "Text", 1),
+        ("C", "Sparsity 0.1", 1),
     ]
     assert settings[1].difference == ("training.max_steps = 7",)
     rows = [row for row in lra_table(settings).rows if row[0].note == "softmax" or row[0].text == "softmax"]

@@ -23,7 +23,7 @@ from klformer.analysis.kernel.measure import (
 from klformer.analysis.options import Count
 from klformer.analysis.output import write_results
 from klformer.attention.kernelized import KernelizedAttention
-from klformer.data import collate
+from klformer.data import Batch, collate
 from klformer.errors import ArgumentError
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS
@@ -78,6 +78,7 @@ def run(options: KernelAnalysis) -> None:
     before, after = _kernels(loaded.at_start()), _kernels(loaded.model)
     if not after:
         raise ArgumentError(f"{loaded.config.attention.name} has no frequencies to look at")
+    batch = _batch_of_one(loaded, options.example)
     settings: dict[str, Any] = {"run": options.run.name, "draws": draws, "example": options.example}
     console = Console()
     with Progress(transient=True, console=console) as progress:
@@ -92,7 +93,7 @@ def run(options: KernelAnalysis) -> None:
             options.out, "kernel-frequencies", caption=DENSITY_CAPTION, rows=spread, settings=settings, figure=figure
         )
         progress.advance(bar)
-        weights, figure = _attention(loaded, options.example, draws)
+        weights, figure = _attention(loaded.model, batch, draws)
         caption = ATTENTION_CAPTION.format(example=options.example, draws=draws)
         write_results(options.out, "kernel-attention", caption=caption, rows=weights, settings=settings, figure=figure)
         progress.advance(bar)
@@ -163,12 +164,20 @@ def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, 
     return rows, figure
 
 
-def _attention(loaded: LoadedRun, example: int, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+def _batch_of_one(loaded: LoadedRun, example: int) -> Batch:
+    """An example of the validation set.
+
+    Raises:
+        ArgumentError: there is none of this number.
+    """
     examples = loaded.examples("validation")
     if not 0 <= example < len(examples):
         raise ArgumentError(f"example must be at least 0 and below {len(examples)}, got {example}")
-    batch = collate(examples, np.array([example]))
-    model = loaded.model.double()
+    return collate(examples, np.array([example]))
+
+
+def _attention(model: SequenceClassifier, batch: Batch, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+    model = model.double()
     if batch.inputs.is_floating_point():
         batch = replace(batch, inputs=batch.inputs.double())
     by_layer = attention_of_first_token(model, _pass(model, batch), draws=draws, seed=2)
@@ -189,7 +198,7 @@ def _attention(loaded: LoadedRun, example: int, draws: int) -> tuple[list[dict[s
     return rows, figure
 
 
-def _pass(model: torch.nn.Module, batch: Any) -> Callable[[], Tensor]:
+def _pass(model: torch.nn.Module, batch: Batch) -> Callable[[], Tensor]:
     return lambda: model_outputs(model, batch)
 
 

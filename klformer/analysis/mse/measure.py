@@ -1,4 +1,4 @@
-"""How far estimates of a kernel are from it: Theorem 3 and Lemma S.2, as printed, corrected, and by simulation.
+"""How far estimates of a kernel are from it: Theorem 3, as printed, corrected, and by simulation.
 
 With p = k - q, o = k + q, omega = S n +- mu, n ~ N(0, I) and m noise vectors, the estimates are
 
@@ -196,7 +196,7 @@ def simulate(problem: Problem, *, draws: int, generator: torch.Generator) -> dic
     check_count("draws", draws, 2)
     size, dim = problem.num_samples, problem.q.shape[-1]
     sums = {name: torch.zeros(3, dtype=torch.float64) for name in KERNELS}
-    for count in _chunks(draws, size * dim):
+    for count in chunks(draws, size * dim):
         noise = torch.randn(count, size, dim, generator=generator, dtype=torch.float64)
         for name, kernel in KERNELS.items():
             error = estimates(problem, name, noise) - kernel(problem)
@@ -283,76 +283,7 @@ class Grid:
         )
 
 
-def lemma_s2_kernel(x: Tensor, y: Tensor) -> float:
-    """exp(-|x - y|^2 / 2), what both maps of Lemma S.2 are to give with omega ~ N(0, I)."""
-    return math.exp(-(x - y).square().sum().item() / 2)
-
-
-def lemma_s2_rks_printed(x: Tensor, y: Tensor) -> float:
-    """2^D exp(-|x - y|^2 / 2): the expectation of the printed RKS map, whose factor 2^m (m for D there) is spurious."""
-    return 2 ** x.shape[-1] * lemma_s2_kernel(x, y)
-
-
-def lemma_s2_prf_printed(x: Tensor, y: Tensor) -> float:
-    """exp(|x + y|^2 / 2 - |x| - |y|): the expectation of the printed PRF map, divided by its number of features.
-
-    The printed map has no 1/sqrt(number of features) either; without it the inner product grows with their number.
-    """
-    return math.exp((x + y).square().sum().item() / 2 - (x.norm() + y.norm()).item())
-
-
-@dataclass(frozen=True)
-class Average:
-    """A mean of independent draws and its standard error."""
-
-    value: float
-    error: float
-
-
-def simulate_lemma_s2(x: Tensor, y: Tensor, *, draws: int, generator: torch.Generator) -> dict[str, Average]:
-    """phi(x).phi(y) of the four maps of Lemma S.2 with as many features as `draws`, all from one omega ~ N(0, I).
-
-    Args:
-        x, y: (D,), float64.
-
-    Returns:
-        The averages by name: rks, rks_printed, prf, prf_printed.
-    """
-    check_count("draws", draws, 2)
-    dim = x.shape[-1]
-    norms, lengths = (x.square().sum() + y.square().sum()).item(), (x.norm() + y.norm()).item()
-    sums = torch.zeros(4, dtype=torch.float64)
-    for count in _chunks(draws, dim):
-        omega = torch.randn(count, dim, generator=generator, dtype=torch.float64)
-        # Features of x and of y separately, as in the lemma.
-        u, v = omega @ x, omega @ y
-        cosines = u.cos() * v.cos() + u.sin() * v.sin()
-        exponentials = u.exp() * v.exp()
-        sums += torch.stack([f(values) for values in (cosines, exponentials) for f in (_sum, _sum_of_squares)])
-    cosine, cosine_square, exponential, exponential_square = (sums / draws).tolist()
-    rks = Average(cosine, math.sqrt(max(cosine_square - cosine**2, 0.0) / (draws - 1)))
-    bare = Average(exponential, math.sqrt(max(exponential_square - exponential**2, 0.0) / (draws - 1)))
-    return {
-        "rks": rks,
-        "rks_printed": _scaled(rks, 2.0**dim),
-        "prf": _scaled(bare, math.exp(-norms)),
-        "prf_printed": _scaled(bare, math.exp(-lengths)),
-    }
-
-
-def _scaled(average: Average, factor: float) -> Average:
-    return Average(factor * average.value, factor * average.error)
-
-
-def _sum(values: Tensor) -> Tensor:
-    return values.sum()
-
-
-def _sum_of_squares(values: Tensor) -> Tensor:
-    return values.square().sum()
-
-
-def _chunks(draws: int, numbers_a_draw: int) -> Iterator[int]:
+def chunks(draws: int, numbers_a_draw: int) -> Iterator[int]:
     """Sizes of the parts that `draws` are made in."""
     size = max(1, CHUNK // numbers_a_draw)
     for start in range(0, draws, size):

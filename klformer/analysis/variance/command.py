@@ -21,6 +21,7 @@ from klformer.analysis.output import print_table, write_results
 from klformer.analysis.variance.measure import FloatArray, r_squared, variance_metrics
 from klformer.data import BucketSampler, Examples, collate
 from klformer.errors import ArgumentError
+from klformer.files import replacing
 from klformer.noise import has_noise
 from klformer.plotting import COLOURS, MARKERS
 from klformer.runs.load import LoadedRun, load_run
@@ -167,9 +168,8 @@ class _Block:
         found = [] if self.kept is None else list(self.kept[: len(self.draws)])
         if self.missing:
             found += [scores.double().numpy() for scores in islice(fresh, len(self.missing))]
-            temporary = self.path.with_suffix(".tmp.npy")
-            np.save(temporary, np.stack(found))
-            temporary.replace(self.path)
+            with replacing(self.path) as temporary, temporary.open("wb") as file:
+                np.save(file, np.stack(found))
         return np.stack(found)
 
 

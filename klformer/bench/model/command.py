@@ -9,7 +9,6 @@ memory is taken, or one more to warm up and steps that are timed. Rounds of the 
 slow minute of the machine hits all alike. Memory is the same every time, and taken once.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,9 @@ from klformer.bench.model.output import draw_length, draw_speed, say_length, say
 from klformer.bench.model.step import MATERIALISED, ModelStep, in_own_process
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
+from klformer.files import write_json
 from klformer.models import AttentionSpec
+from klformer.runs.presets import preset_table
 from klformer.tasks import TASKS
 
 PAPER_ATTENTIONS = (
@@ -35,7 +36,7 @@ PAPER_ATTENTIONS = (
 )
 #: The paper's examples in a step, by task: those of its training, but 2 pairs for the memory of Retrieval.
 PAPER_BATCH_SIZES = {
-    task: TASKS[task].presets["paper"]["training"]["batch_size"] for task in ("text", "listops", "image")
+    task: preset_table("paper", task)["training"]["batch_size"] for task in ("text", "listops", "image")
 } | {"retrieval": 2}
 #: The most examples in a step on the CPU by default, by task: steps of seconds on a few cores.
 CPU_BATCH_SIZES = {"text": 4, "retrieval": 2, "listops": 4, "image": 32}
@@ -95,7 +96,7 @@ def run(options: ModelBench) -> None:
     console.print(
         f"klformer model benchmark, {environment['date']}, {environment.get('device', environment['machine'])}"
     )
-    report: dict[str, Any] = {"environment": environment, "options": _plain(options), "speed": [], "length": []}
+    report: dict[str, Any] = {"environment": environment, "options": asdict(options), "speed": [], "length": []}
     for task in options.tasks:
         rows = _measure_task(options, task, device, console)
         report["speed"] += rows
@@ -104,8 +105,7 @@ def run(options: ModelBench) -> None:
         report["length"] = _measure_lengths(options, device, console)
         say_length(console, LENGTH_TASK, report["length"])
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "model.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_json(options.out / "model.json", report)
         if report["speed"]:
             draw_speed(report, options.out / "model.svg", options.out / "model.png")
         if report["length"]:
@@ -236,7 +236,3 @@ def _row(step: ModelStep, memory: list[float] | str) -> dict[str, Any]:
     """A step and the bytes it takes, or why it was not run."""
     row: dict[str, Any] = asdict(step) | {"seconds": None, "memory": None, "not_run": None}
     return row | ({"not_run": memory} if isinstance(memory, str) else {"memory": memory[0]})
-
-
-def _plain(options: ModelBench) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
