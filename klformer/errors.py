@@ -20,7 +20,7 @@ class ArgumentTypeError(UserError, TypeError):
 
 
 class FileError(UserError):
-    """A file that can't be written; what was there before is whole."""
+    """A file that can't be read, or not be written; what was there before is whole then."""
 
 
 class DataError(UserError):

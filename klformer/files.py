@@ -68,6 +68,25 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        FileError: the file can't be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"can't read {path}: {error}") from error
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FileError(f"{path} must hold an object, not a {type(content).__name__}")
+    return content
+
+
 def sync(path: Path) -> None:
     """Wait until a file or a folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)

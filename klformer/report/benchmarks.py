@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from klformer.errors import ArgumentError
-from klformer.report.reading import finite, read_object, rows_of
+from klformer.files import read_json
+from klformer.report.reading import finite, rows_of
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def read_benchmark(path: Path) -> Benchmark:
     Raises:
         ValueError: the file can't be read, or is none of them.
     """
-    content = read_object(path)
+    content = read_json(path)
     for key, read in _READERS.items():
         if key in content:
             return read(content, path)

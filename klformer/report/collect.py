@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from klformer.errors import ArgumentError
+from klformer.files import read_json
 from klformer.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
-from klformer.report.reading import read_object, rows_of
+from klformer.report.reading import rows_of
 from klformer.report.run import Run, find_runs, read_run, walk
 from klformer.runs.folder import RunFolder
 
@@ -141,5 +142,5 @@ def read_analysis(path: Path) -> Analysis:
     Raises:
         ValueError: the file can't be read or has no rows.
     """
-    content = read_object(path)
+    content = read_json(path)
     return Analysis(caption=str(content.get("caption", "")), rows=rows_of(content, "rows", ("run", "attention"), path))

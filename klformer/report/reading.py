@@ -1,6 +1,5 @@
 """JSON that somebody else wrote: what is in a file, or one error with the file's name."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,25 +16,6 @@ def finite(value: object) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:  # an integer too large for a float
         return None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object that a file holds.
-
-    Raises:
-        ValueError: the file can't be read, or holds something else.
-    """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"can't read {path}: {error}") from error
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ArgumentError(f"{path} must hold an object, not a {type(content).__name__}")
-    return content
 
 
 def rows_of(content: Mapping[str, Any], key: str, needed: Sequence[str], path: Path) -> tuple[Mapping[str, Any], ...]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from klformer.config import Config, describe_problems
 from klformer.data import Examples
 from klformer.errors import RunError
-from klformer.files import replacing, write_text
+from klformer.files import read_json, replacing, write_json, write_text
 from klformer.runs.changes import MAY_CHANGE, changes
 from klformer.runs.config import ExperimentConfig, check_format
 from klformer.tasks import Split, Task
@@ -146,7 +146,7 @@ class RunFolder:
             RunError: the folder is not a run's, of another format, or the file is damaged.
         """
         self._check_is_run()
-        content = self._read_object(self.CONFIG)
+        content = read_json(self.path / self.CONFIG)
         check_format(content, self.path)
         return content
 
@@ -173,7 +173,7 @@ class RunFolder:
             RunError: the file is not there, or damaged.
         """
         try:
-            return TaskFacts.model_validate(self._read_object(self.TASK))
+            return TaskFacts.model_validate(read_json(self.path / self.TASK))
         except ValidationError as error:
             raise RunError(f"{self.path / self.TASK} is damaged: {describe_problems(error)}") from error
 
@@ -190,9 +190,9 @@ class RunFolder:
         """The result; None if the run is not finished.
 
         Raises:
-            RunError: the file is damaged.
+            FileError: the file is damaged.
         """
-        return self._read_object(self.RESULT) if (self.path / self.RESULT).exists() else None
+        return read_json(self.path / self.RESULT) if (self.path / self.RESULT).exists() else None
 
     def initial_weights(self) -> dict[str, Tensor]:
         """The weights that the run started from.
@@ -263,20 +263,8 @@ class RunFolder:
         if not self.is_run():
             raise RunError(f"{self} is not a run: it has no {self.CONFIG}")
 
-    def _read_object(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            content = json.loads(path.read_bytes())
-        except OSError as error:
-            raise RunError(f"can't read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise RunError(f"{path} is damaged: {error}") from error
-        if not isinstance(content, dict):
-            raise RunError(f"{path} is damaged: it is no JSON object")
-        return content
-
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_text(self.path / name, json.dumps(content, indent=2) + "\n")
+        write_json(self.path / name, content)
 
 
 def _fingerprint(examples: Examples) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from klformer.data import BucketSampler, Examples, padding_report
 from klformer.environment import describe_environment
-from klformer.errors import ArgumentError, RunError
+from klformer.errors import ArgumentError, FileError, RunError
 from klformer.memory import peak_memory, reset_peak_memory
 from klformer.runs.build import build_model
 from klformer.runs.changes import LENGTH, changes
@@ -130,7 +130,7 @@ def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | 
         return None
     try:
         return run.result()
-    except RunError:  # cut: the run is evaluated again
+    except FileError:  # cut: the run is evaluated again
         return None
 
 

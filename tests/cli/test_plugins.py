@@ -16,10 +16,10 @@ from klformer.plugins import PluginError, load_plugin, load_plugins
 from klformer.tasks import TASKS
 
 ATTENTION = """
-from klformer.attention.base import register_mechanism
+from klformer.attention.base import register_attention
 from klformer.attention.softmax import SoftmaxAttention
 
-register_mechanism("{name}", SoftmaxAttention, "softmax by another name")
+register_attention("{name}", SoftmaxAttention, "softmax by another name")
 """
 TASK = """
 from klformer.tasks import TASKS, Sparsity

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klformer.attention import MultiheadAttention
+from klformer.attention import AttentionSpec, MultiheadAttention
 from klformer.kernels import (
     SPECTRA,
     FastFoodSpectrum,
@@ -153,9 +153,8 @@ def test_orthogonal_frequencies_are_orthogonal_in_blocks():
 )
 def test_where_fastfood_starts(name, options, norm):
     torch.manual_seed(0)
-    attention = MultiheadAttention(
-        model_dim=256, num_heads=4, attention=name, options={"num_frequencies": 4096, **options}
-    )
+    spec = AttentionSpec(name=name, options={"num_frequencies": 4096, **options})
+    attention = MultiheadAttention(model_dim=256, num_heads=4, attention=spec)
     frequencies = attention.mechanism.kernel.spectrum.frequencies()
     assert frequencies.norm(dim=-1).mean().item() == pytest.approx(norm, rel=0.1)
 

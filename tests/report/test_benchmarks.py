@@ -18,6 +18,7 @@ from report_support import (
 )
 
 from klformer.bench.model.step import MATERIALISED
+from klformer.errors import UserError
 from klformer.report.benchmark_figures import _ticks
 from klformer.report.benchmark_tables import (
     attention_table,
@@ -270,9 +271,9 @@ def test_numbers_that_are_not_there_are_missing(tmp_path):
 )
 def test_what_is_broken_is_named(tmp_path, file, content, message):
     (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         collect([tmp_path])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         collect([], bench=tmp_path / file)
 
 

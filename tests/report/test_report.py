@@ -25,6 +25,7 @@ from report_support import (
 import klformer
 from klformer.cli import report as command
 from klformer.cli.report import Report
+from klformer.errors import UserError
 from klformer.report import page
 from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.report.collect import collect
@@ -297,8 +298,9 @@ def test_where_the_data_lay_is_not_published(tmp_path):
     [
         ("config.json", "{", r"config\.json is not JSON"),
         ("config.json", "[]", r"config\.json must hold an object"),
-        ("config.json", "{}", r"config\.json is not a run's configuration: 'task' is missing"),
-        ("config.json", '{"task": "text", "preset": "x", "attention": 3}', r"config\.json .* 'attention'"),
+        ("config.json", "{}", "run has format 1, this klformer reads format 2"),
+        ("config.json", '{"format": 2}', r"config\.json is not a run's configuration: 'task' is missing"),
+        ("config.json", '{"format": 2, "task": "text", "preset": "x", "attention": 3}', r"config\.json .* 'attention'"),
         ("config.json", b"\xff\xfe", r"can't read .*config\.json"),
         ("result.json", '{"test": ', r"result\.json is not JSON"),
         ("result.json", "{}", r"result\.json is damaged: it has no 'test'"),
@@ -318,7 +320,7 @@ def test_where_the_data_lay_is_not_published(tmp_path):
 def test_what_is_broken_is_named(tmp_path, file, content, message):
     run = make_run(tmp_path / "runs" / "run")
     (run / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         collect([tmp_path / "runs"])
 
 

@@ -81,8 +81,8 @@ def test_a_run_keeps_the_defaults_it_was_made_with(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     path.write_text(made.to_json())
     changed = klformer.attention_options("fastfood-prf") | {"lengthscale": 3.0}
-    for module in ("config", "presets"):
-        monkeypatch.setattr(f"klformer.runs.{module}.attention_options", lambda name: changed)
+    for module in ("attention.spec", "runs.presets"):
+        monkeypatch.setattr(f"klformer.{module}.attention_options", lambda name: changed)
     assert preset("laptop", "text", AttentionSpec(name="fastfood-prf")).attention.options["lengthscale"] == 3.0
     assert ExperimentConfig.from_file(path).attention.options["lengthscale"] == "auto"
 
@@ -150,5 +150,5 @@ def test_configurations_are_frozen():
         config.seed = 3
     with pytest.raises(ValueError, match="preset must be one of paper, laptop, got 'desk'"):
         preset("desk", "text", AttentionSpec(name="gmm-rks"))
-    with pytest.raises(ValueError, match="task must be one of"):
+    with pytest.raises(ValueError, match="unknown task 'words'"):
         preset("paper", "words", AttentionSpec(name="gmm-rks"))
