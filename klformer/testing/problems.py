@@ -1,6 +1,7 @@
 """Small problems for any attention: sizes that are all different, operands, masks, and a distance."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
