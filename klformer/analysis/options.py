@@ -1,9 +1,12 @@
-"""Options that have one default for the full analysis and a smaller one for --quick; what is given wins over both."""
+"""What analyses share: counts with one default for the full analysis and a smaller one for --quick, and a check."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
+from klformer.runs.load import LoadedRun
+from klformer.training.objectives import Classification
 
 Full = TypeVar("Full", int, None)
 
@@ -33,3 +36,11 @@ class Count(Generic[Full]):
         if given is not None:
             return given
         return self.quick if quick else self.full
+
+
+def check_classification(loaded: LoadedRun, analysis: str) -> None:
+    """Raises ArgumentError unless the run has classes, of which the analysis speaks."""
+    if not isinstance(loaded.task.objective(), Classification):
+        raise ArgumentError(
+            f"{loaded.folder}: {analysis} is defined for classes, the task {loaded.config.task} has none"
+        )

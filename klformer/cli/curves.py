@@ -1,4 +1,4 @@
-"""`klformer curves`: validation accuracy of runs as a figure."""
+"""`klformer curves`: learning curves of runs as a figure."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from klformer.report.curves import draw_curves
 
 @dataclass(frozen=True)
 class Curves:
-    """Draw the validation accuracy of runs against steps.
+    """Draw the metric of runs on the validation set against steps.
 
     Example: klformer curves runs/sparsity0.5-* --out curves.svg
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs."""
+    """Runs, or folders of runs."""
     out: Path = Path("curves.svg")
     """File to write: svg, png or pdf."""
     title: str | None = None

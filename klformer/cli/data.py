@@ -30,7 +30,7 @@ class Data:
     """where: say what each task reads. generate: make what can be made. check: read everything, count what is used."""
     task: str | None = None
     """One task only; for `check` and `generate` it must be given."""
-    preset: Literal["paper", "laptop"] = "laptop"
+    preset: str = "laptop"
     """Preset whose settings for the task are the defaults of `--data.*`."""
     data: DataConfig = field(default_factory=DataConfig)
     """Where the data is and how it is split."""
@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str], prog: str) -> list[Data]:
 
 def _default(task: str, preset_name: str) -> Data:
     data = preset(preset_name, task, AttentionSpec(name=DEFAULT_ATTENTION)).data
-    return Data(action=tyro.MISSING, task=task, preset=preset_name, data=data)  # type: ignore[arg-type]
+    return Data(action=tyro.MISSING, task=task, preset=preset_name, data=data)
 
 
 def _without_values(arguments: Sequence[str]) -> Iterator[str]:

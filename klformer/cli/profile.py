@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from klformer.bench.profile import profile_padding, profile_step
 from klformer.cli.command import plain_command
@@ -23,7 +22,7 @@ class Profile:
     """Task; the inputs are random, no data is needed."""
     attention: str = DEFAULT_ATTENTION
     """Attention, with options after a colon."""
-    preset: Literal["paper", "laptop"] = "paper"
+    preset: str = "paper"
     """Preset of the model."""
     batch_size: int = 4
     """Examples in the step."""

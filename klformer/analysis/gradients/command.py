@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from klformer.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
-from klformer.analysis.options import Count
+from klformer.analysis.options import Count, check_classification
 from klformer.analysis.output import print_table, write_results
 from klformer.data import Batch, collate
 from klformer.errors import ArgumentError, RunError
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS, MARKERS, STYLES
+from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.naming import attention_label, task_label
 from klformer.training.callbacks import MILESTONES, milestone
-from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
-from klformer.training.log import read_lines
+from klformer.training.checkpoint import Checkpoint, put_weights
 from klformer.training.progress import Reporter, make_reporter
 
 Row = dict[str, Any]
@@ -107,10 +107,11 @@ def _open(folder: Path, data_root: Path | None, examples: int, reporter: Reporte
     loaded = load_run(folder, reporter, data_root=data_root)
     if not isinstance(loaded.model, SequenceClassifier):
         raise ArgumentError(f"{folder}: gradients are defined for classifiers of single sequences, not of pairs")
+    check_classification(loaded, "gradients")
     if not loaded.config.training.keep_milestones:
         raise RunError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones")
     validation = loaded.examples("validation")
-    store = CheckpointStore(folder / "checkpoints", reporter.say)
+    store = loaded.run.checkpoints(reporter.say)
     found = {percent: store.newest(milestone(percent)) for percent in MILESTONES}
     return Examined(
         folder=folder,
@@ -157,7 +158,7 @@ def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
             "markersize": 4,
             "label": f"{one.attention}, {one.task}",
         }
-        points = [line for line in read_lines(one.folder / "metrics.jsonl") if line["kind"] == "validation"]
+        points = RunFolder(one.folder).metrics("validation")
         left.plot([point["step"] for point in points], [100 * point["accuracy"] for point in points], **look)
         mine = rows[number * len(MILESTONES) : (number + 1) * len(MILESTONES)]
         reached = [row for row in mine if row["step"] is not None]

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from klformer.analysis.options import Count
+from klformer.analysis.options import Count, check_classification
 from klformer.analysis.output import print_table, write_results
 from klformer.analysis.variance.measure import FloatArray, r_squared, variance_metrics
 from klformer.data import BucketSampler, Examples, collate
@@ -81,6 +81,7 @@ def run(options: VarianceAnalysis) -> None:
     rows: list[Row] = []
     for folder in options.runs:
         loaded = load_run(folder, reporter, data_root=options.data_root)
+        check_classification(loaded, "variance")
         if not has_noise(loaded.model):
             reporter.say(f"{folder}: {loaded.config.attention.name} has nothing that is drawn at random; left out")
             continue
@@ -90,7 +91,7 @@ def run(options: VarianceAnalysis) -> None:
         key = _fingerprint(loaded, examples)
         store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
-        row = {"run": folder.name, "attention": attention_label(loaded.config), "task": _task_of(loaded)}
+        row = {"run": folder.name, "attention": attention_label(loaded.config), "task": task_label(loaded.config)}
         rows.append(row | asdict(variance_metrics(scores, examples.targets)) | {"examples": len(examples)})
     if not rows:
         raise ArgumentError("none of the runs has noise to draw")
@@ -109,10 +110,6 @@ def run(options: VarianceAnalysis) -> None:
             options.out, "variance-correlations", caption=caption, rows=compared, settings=settings, figure=figure
         )
     console.print(f"written to {options.out}", highlight=False)
-
-
-def _task_of(loaded: LoadedRun) -> str:
-    return task_label(loaded.config)
 
 
 def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
