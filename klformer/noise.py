@@ -13,7 +13,12 @@ from torch import nn
 
 
 class Resampled(nn.Module, ABC):
-    """A module with noise in persistent buffers, which `klformer.resample` draws again."""
+    """A module with noise in persistent buffers, which `klformer.resample` draws again.
+
+    With `redraw` False it keeps the draw that it was built with: it is deterministic, and still random features.
+    """
+
+    redraw: bool = True
 
     @abstractmethod
     def resample(self, generator: torch.Generator | None = None) -> None:
@@ -27,7 +32,7 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
     noise: this is how the ranks of a distributed run stay together.
     """
     for child in module.modules():
-        if isinstance(child, Resampled):
+        if isinstance(child, Resampled) and child.redraw:
             child.resample(generator)
 
 
@@ -49,5 +54,5 @@ def kept_noise(module: nn.Module) -> Iterator[None]:
 
 
 def has_noise(module: nn.Module) -> bool:
-    """Whether anything in the module is drawn at random."""
-    return any(isinstance(child, Resampled) for child in module.modules())
+    """Whether `resample` changes anything in the module."""
+    return any(isinstance(child, Resampled) and child.redraw for child in module.modules())

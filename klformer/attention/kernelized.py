@@ -25,7 +25,8 @@ from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import decoding
 from klformer.ops.spectral_product.state import KeyValueState
 
-#: Options of every kernel whose distribution is learned.
+#: Options of every kernel with frequencies, and of those whose distribution is learned.
+FREQUENCY_OPTIONS: Mapping[str, Any] = {"learn_temperature": False, "redraw": True}
 LEARNED_OPTIONS: Mapping[str, Any] = {"frozen": False}
 #: A learnable distribution gets an attention with each of these.
 MAPS_WITH_FREQUENCIES = [name for name in FEATURE_MAPS if FEATURE_MAPS[name].needs_frequencies]
@@ -115,12 +116,18 @@ def _register_kernel(
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Give a name to (distribution x map). Its options are those of both; `defaults` replace their own."""
-    kernel_options = dict(FEATURE_MAPS[feature_map].options) | dict(LEARNED_OPTIONS if learned else {})
+    kernel_options = dict(FEATURE_MAPS[feature_map].options)
     spectrum_options: dict[str, Any] = {}
+    own_defaults = dict(defaults or {})
     if spectrum is not None:
+        kernel_options |= FREQUENCY_OPTIONS
+        if not spectrum.redraw:  # there is no noise
+            del kernel_options["redraw"]
         spectrum_options = keyword_options(spectrum, but=("num_heads", "head_dim"))
-        spectrum_options |= spectrum.defaults_by_map.get(feature_map, {})
-    options = spectrum_options | kernel_options | dict(defaults or {})
+        own_defaults = spectrum.defaults_by_map.get(feature_map, {}) | own_defaults
+    if learned:
+        kernel_options |= LEARNED_OPTIONS
+    options = spectrum_options | kernel_options | own_defaults
 
     def build(sizes: AttentionSizes, **chosen: Any) -> AttentionMechanism:
         values = options | chosen

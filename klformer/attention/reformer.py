@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
-from klformer.kernels.spectrum import draw_normal
+from klformer.kernels.coupling import draw_normal
 from klformer.noise import Resampled
 from klformer.ops.precision import full_precision
 from klformer.ops.softmax_attention import hide, merge, softmax_weights

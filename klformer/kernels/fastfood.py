@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_number
-from klformer.kernels.spectrum import SpectralDistribution, draw_normal, draw_norms, draw_signs
+from klformer.errors import ArgumentError
+from klformer.kernels.coupling import Coupling, check_coupling, draw_normal, draw_norms, draw_signs
+from klformer.kernels.spectrum import SpectralDistribution
 from klformer.ops.hadamard import hadamard_transform, next_power_of_two
 
 
@@ -33,6 +35,8 @@ class FastFoodSpectrum(SpectralDistribution):
         lengthscale: Width of the kernel at the start. "auto" is 1 for the released initialisation and D^(1/4) for the
             structured one, at which queries and keys of unit variance, scaled by D^(-1/4), differ by an exponent of
             about 1, like the logits of softmax. With positive features it is the Gaussian kernel at 1 only.
+        coupling: "iid", or "antithetic": frequencies in pairs omega and -omega. (Blocks are independent of each other,
+            rows of a block nearly; they can't be orthogonal and stay Gaussian.)
     """
 
     scaling: Tensor
@@ -49,10 +53,17 @@ class FastFoodSpectrum(SpectralDistribution):
         learn: Literal["none", "s", "sgb"] = "sgb",
         init: Literal["structured", "released"] = "structured",
         lengthscale: float | Literal["auto"] = "auto",
+        coupling: Coupling = "iid",
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_choice("learn", learn, ("none", "s", "sgb"))
         check_choice("init", init, ("structured", "released"))
+        check_coupling(coupling)
+        if coupling == "orthogonal":
+            raise ArgumentError(
+                "coupling must be 'iid' or 'antithetic' for FastFood, got 'orthogonal': the rows of a block can't be "
+                "Gaussian and orthogonal at once"
+            )
         if lengthscale == "auto":
             lengthscale = head_dim**0.25 if init == "structured" else 1.0
         check_number("lengthscale", lengthscale, exclusive=True)
@@ -60,7 +71,9 @@ class FastFoodSpectrum(SpectralDistribution):
         self.init = init
         self.lengthscale = lengthscale
         self.block_dim = next_power_of_two(head_dim)
-        self.num_blocks = -(-num_frequencies // self.block_dim)
+        self.coupling = coupling
+        num_rows = -(-num_frequencies // 2) if coupling == "antithetic" else num_frequencies
+        self.num_blocks = -(-num_rows // self.block_dim)
         shape = (num_heads, self.num_blocks, self.block_dim)
         self._diagonal("scaling", shape, learned=learn != "none")
         self._diagonal("gaussian", shape, learned=learn == "sgb")
@@ -116,7 +129,11 @@ class FastFoodSpectrum(SpectralDistribution):
         # The transform works along the last dimension: H M = (M^T H)^T.
         columns = hadamard_transform(columns.transpose(-1, -2)).transpose(-1, -2)
         rows = columns * (scaling / (self.lengthscale * self.block_dim**0.5)).unsqueeze(-1)
-        return rows.flatten(1, 2)[:, : self.num_frequencies, : self.head_dim]
+        rows = rows.flatten(1, 2)[..., : self.head_dim]
+        if self.coupling == "antithetic":
+            rows = rows[:, : -(-self.num_frequencies // 2)]
+            rows = torch.cat([rows, -rows], dim=1)
+        return rows[:, : self.num_frequencies]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, learn={self.learn!r}, init={self.init!r}, lengthscale={self.lengthscale:g}"

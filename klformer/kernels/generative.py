@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from klformer.checks import check_count
 from klformer.errors import ArgumentTypeError
-from klformer.kernels.spectrum import SpectralDistribution, draw_normal
+from klformer.kernels.coupling import Coupling, check_coupling, draw_noise
+from klformer.kernels.spectrum import SpectralDistribution
 
 
 class GenerativeSpectrum(SpectralDistribution):
@@ -27,6 +28,7 @@ class GenerativeSpectrum(SpectralDistribution):
         num_frequencies: R; at least 2, for the batch norm.
         noise_dim: Size of n_m; the head size if None.
         hidden_dims: Widths of the hidden layers; four of the head size if None, as in the paper.
+        coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`.
     """
 
     noise: Tensor
@@ -39,6 +41,7 @@ class GenerativeSpectrum(SpectralDistribution):
         num_frequencies: int = 256,
         noise_dim: int | None = None,
         hidden_dims: Sequence[int] | None = None,
+        coupling: Coupling = "iid",
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_count("num_frequencies", num_frequencies, minimum=2)
@@ -55,12 +58,14 @@ class GenerativeSpectrum(SpectralDistribution):
             layers += [nn.Linear(size, width), nn.BatchNorm1d(width, track_running_stats=False), nn.LeakyReLU(0.01)]
             size = width
         self.generator = nn.Sequential(*layers, nn.Linear(size, head_dim), nn.Tanh())
+        check_coupling(coupling)
+        self.coupling = coupling
         self.register_buffer("noise", torch.empty(num_frequencies, noise_dim))
         self.resample()
 
     @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
-        draw_normal(self.noise, generator)
+        draw_noise(self.noise, generator, self.coupling)
 
     def frequencies(self) -> Tensor:
         return self.generator(self.noise).unsqueeze(0)

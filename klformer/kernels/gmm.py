@@ -8,6 +8,7 @@ mu_2 = -mu_1 and S_1 = S_2 ("tied"), for which the kernel is exp(-1/2 |S^T d|^2)
 work (see ops/spectral_product/chunked/modulation.py).
 """
 
+import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_flag
 from klformer.errors import ArgumentError
-from klformer.kernels.spectrum import SpectralDistribution, draw_normal
+from klformer.kernels.coupling import Coupling, check_coupling, draw_noise
+from klformer.kernels.spectrum import SpectralDistribution
 
 
 class GaussianMixtureSpectrum(SpectralDistribution):
@@ -32,6 +34,9 @@ class GaussianMixtureSpectrum(SpectralDistribution):
             variances near 1 and mu ~ U(+-1/sqrt D). "identity" starts at unit covariance with means ~ U(+-1/sqrt D):
             near the Gaussian kernel. The default is "released": with RKS at D = 64 a unit covariance starts as noise
             (docs/decisions.md).
+        weights: "equal" gives every component 1/C, as the paper does; "learned" learns them, a head its own. For
+            components that are not tied: those at +mu and -mu are one and the same to a kernel of cosines.
+        coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`.
     """
 
     defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"covariance": "diagonal"}}
@@ -47,6 +52,8 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         covariance: Literal["full", "diagonal"] = "full",
         tied: bool = True,
         init: Literal["released", "identity"] = "released",
+        weights: Literal["equal", "learned"] = "equal",
+        coupling: Coupling = "iid",
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_count("num_components", num_components)
@@ -57,6 +64,10 @@ class GaussianMixtureSpectrum(SpectralDistribution):
             raise ArgumentError(
                 f"tied needs num_components=2 (means +mu and -mu), got {num_components}; pass tied=False"
             )
+        check_choice("weights", weights, ("equal", "learned"))
+        check_coupling(coupling)
+        if weights == "learned" and tied:
+            raise ArgumentError("weights='learned' needs components with means of their own; pass tied=False")
         if num_frequencies % num_components:
             raise ArgumentError(
                 f"num_frequencies must be a multiple of num_components={num_components}, got {num_frequencies}"
@@ -70,6 +81,9 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         scale_shape = (head_dim, head_dim) if covariance == "full" else (head_dim,)
         #: S itself if full, (H, C, D, D); the logarithm of the variances if diagonal, (H, C, D).
         self.scale = nn.Parameter(torch.empty(num_heads, num_learned, *scale_shape))
+        #: Logarithms of the weights but for a constant, (H, C).
+        self.logits = nn.Parameter(torch.zeros(num_heads, num_components)) if weights == "learned" else None
+        self.coupling = coupling
         self.register_buffer("noise", torch.empty(num_frequencies // num_components, head_dim))
         self.reset_parameters()
         self.resample()
@@ -90,7 +104,7 @@ class GaussianMixtureSpectrum(SpectralDistribution):
 
     @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
-        draw_normal(self.noise, generator)
+        draw_noise(self.noise, generator, self.coupling)
 
     def frequencies(self) -> Tensor:
         centred = self._centred()
@@ -101,6 +115,20 @@ class GaussianMixtureSpectrum(SpectralDistribution):
 
     def paired_frequencies(self) -> tuple[Tensor, Tensor] | None:
         return (self._centred().squeeze(1), self.mean.squeeze(1)) if self.tied else None
+
+    def log_weights(self) -> Tensor | None:
+        if self.logits is None:
+            return None
+        # Relative to equal weights: the kernel's value at distance 0 stays 1.
+        relative = self.logits.log_softmax(-1) + math.log(self.num_components)
+        return relative.repeat_interleave(self.num_frequencies // self.num_components, dim=-1)
+
+    def linear_map(self) -> Tensor | None:
+        if self.scale.shape[1] > 1:
+            return None
+        if self.covariance_kind == "diagonal":
+            return torch.diag_embed((self.scale.squeeze(1) / 2).exp())
+        return self.scale.squeeze(1).transpose(-1, -2)
 
     def covariance(self) -> Tensor:
         """S S^T of every head and component, (H, C, D, D); tied components are listed once."""

@@ -1,5 +1,6 @@
 """A kernel = a spectral distribution x a feature map x an envelope; LinearElu's is the one without a distribution."""
 
+import math
 from typing import Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from klformer.checks import check_choice, check_flag, check_number
 from klformer.errors import ArgumentError
 from klformer.kernels.spectrum import SpectralDistribution
-from klformer.ops.envelopes import gaussian_envelope
+from klformer.ops.envelopes import gaussian_envelope, matched_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, decoding, kept_keys
@@ -26,11 +27,18 @@ class Kernel(nn.Module):
     Args:
         feature_map: "rks", "prf" or "elu".
         spectrum: Where the frequencies come from; None for "elu".
-        norm_coefficient: c of the envelope exp(-c |x|^2), for exponential maps ("prf") only.
+        envelope: A factor of the key, for exponential maps ("prf") only (`ops/envelopes.py`). "gaussian" is the
+            paper's exp(-c |x|^2). "matched" is exp(-|M x|^2 / 2) for a distribution that is a linear map M of Gaussian
+            noise. "simplex" makes the features of every key sum to a constant, whatever the frequencies are.
+        norm_coefficient: c of the Gaussian envelope: 1 in the paper, 1/2 for the softmax kernel.
         smoothing: Constant added to the kernel (its value at distance 0 is 1), "rks" only. Estimates of an RKS kernel
             can be negative, and so can their sum, by which attention divides; from 1 on they can't (the cosines are
             >= -1).
-        frozen: Leave the distribution as it was initialised; only its noise changes.
+        learn_smoothing: Learn the smoothing, a head its own, from that value on; it stays positive.
+        learn_temperature: Learn a factor of queries and keys, a head its own, from 1 on. Trained projections can do
+            that themselves; where they are fixed, it counts.
+        redraw: Whether `klformer.resample` draws new noise; otherwise the first draw is kept for good.
+        frozen: Learn nothing; only the noise changes.
     """
 
     def __init__(
@@ -38,8 +46,12 @@ class Kernel(nn.Module):
         feature_map: str,
         spectrum: SpectralDistribution | None,
         *,
+        envelope: Literal["gaussian", "matched", "simplex"] = "gaussian",
         norm_coefficient: float = 1.0,
         smoothing: float = 0.0,
+        learn_smoothing: bool = False,
+        learn_temperature: bool = False,
+        redraw: bool = True,
         frozen: bool = False,
     ) -> None:
         super().__init__()
@@ -47,17 +59,36 @@ class Kernel(nn.Module):
         self.feature_map = FEATURE_MAPS[feature_map]
         if (spectrum is not None) != self.feature_map.needs_frequencies:
             raise ArgumentError(f"feature_map {feature_map!r} does not go with spectrum {spectrum}")
+        check_choice("envelope", envelope, ("gaussian", "matched", "simplex"))
         check_number("norm_coefficient", norm_coefficient)
         check_number("smoothing", smoothing)
-        check_flag("frozen", frozen)
+        flags = {"learn_smoothing": learn_smoothing, "learn_temperature": learn_temperature}
+        for name, flag in {**flags, "redraw": redraw, "frozen": frozen}.items():
+            check_flag(name, flag)
         if smoothing and not self.feature_map.takes_smoothing:
             raise ArgumentError(f"smoothing must be 0 for {feature_map!r}, got {smoothing!r}")
+        if learn_smoothing and not smoothing:
+            raise ArgumentError("learn_smoothing needs a smoothing above 0 to start from, got 0")
+        if learn_temperature and spectrum is None:
+            raise ArgumentError(f"learn_temperature must be False for {feature_map!r}, which takes inputs as they are")
+        if envelope == "matched" and (spectrum is None or spectrum.linear_map() is None):
+            raise ArgumentError(
+                "envelope='matched' needs frequencies that are one linear map of Gaussian noise (a Gaussian, or a "
+                "mixture whose components share their scale); 'simplex' is for any"
+            )
         self.spectrum = spectrum
+        self.envelope = envelope
+        self.norm_coefficient = norm_coefficient
         self.smoothing = smoothing
         self.input_scale = 1.0 if spectrum is None else spectrum.head_dim**-0.25
-        self.norm_coefficient = norm_coefficient
-        if frozen and spectrum is not None:
-            spectrum.requires_grad_(False)
+        num_heads = 1 if spectrum is None else spectrum.num_heads
+        #: Logarithms, (H,): what they stand for stays positive.
+        self.log_smoothing = nn.Parameter(torch.full((num_heads,), math.log(smoothing))) if learn_smoothing else None
+        self.log_temperature = nn.Parameter(torch.zeros(num_heads)) if learn_temperature else None
+        if spectrum is not None and not redraw:
+            spectrum.redraw = False
+        if frozen:
+            self.requires_grad_(False)
 
     def attend(
         self,
@@ -70,10 +101,9 @@ class Kernel(nn.Module):
         causal: bool = False,
     ) -> Tensor:
         """Attention with this kernel; shapes as in `spectral_product`, to which they must have been checked to fit."""
-        mask = kept_keys(key_mask, key_bias)
-        bias = self.log_weights(k, mask, key_bias)
-        operands = SpectralOperands(self.present(), q, k, v, key_mask=mask, key_bias=bias, causal=causal)
-        return attend(operands)
+        present, mask = self.present(), kept_keys(key_mask, key_bias)
+        bias = self.log_weights(present, k, mask, key_bias)
+        return attend(SpectralOperands(present, q, k, v, key_mask=mask, key_bias=bias, causal=causal))
 
     def present(self) -> SpectralKernel:
         """The kernel with its present frequencies, the scaling of the inputs folded into them."""
@@ -83,13 +113,13 @@ class Kernel(nn.Module):
             # Only RKS has a cheaper form for pairs of frequencies.
             pairs = self.spectrum.paired_frequencies() if self.feature_map.name == "rks" else None
             omega, offset = (self.spectrum.frequencies(), None) if pairs is None else pairs
-            smoothing = omega.new_full((1,), self.smoothing) if self.smoothing else None
+            scale = self._scale()
             return SpectralKernel(
                 self.feature_map,
-                omega=omega * self.input_scale,
-                pair_offset=None if offset is None else offset * self.input_scale,
+                omega=omega * scale,
+                pair_offset=None if offset is None else (offset.unsqueeze(-2) * scale).squeeze(-2),
                 frequency_bias=None if pairs is not None else self.spectrum.log_weights(),
-                smoothing=smoothing,
+                smoothing=self._present_smoothing(omega),
             )
 
     def absorb(
@@ -104,19 +134,22 @@ class Kernel(nn.Module):
     ) -> KeyValueState:
         """The state of decoding after more keys (B, H, S, D) and values (B, H, S, E); `present` is `present()`."""
         mask = kept_keys(key_mask, key_bias)
-        bias = self.log_weights(k, mask, key_bias)
+        bias = self.log_weights(present, k, mask, key_bias)
         return decoding.absorb(present, state, k, v, key_mask=mask, key_bias=bias)
 
-    def log_weights(self, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None = None) -> Tensor | None:
+    def log_weights(
+        self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None = None
+    ) -> Tensor | None:
         """The log-weights of keys (B, H, S, D): their envelope, and those that are given.
 
         Args:
+            present: What `present()` gives.
             key_mask: (B or 1, H or 1, S), True = keep.
             key_bias: (B or 1, H or 1, S).
         """
-        if not self.feature_map.exponential or not self.norm_coefficient:
+        envelope = self._envelope(present, k, key_mask)
+        if envelope is None:
             return key_bias
-        envelope = gaussian_envelope(k, self.norm_coefficient * self.input_scale**2, key_mask)
         return envelope if key_bias is None else envelope + key_bias
 
     def features(self, x: Tensor, role: Role) -> Tensor:
@@ -127,30 +160,58 @@ class Kernel(nn.Module):
         from overflowing.
         """
         with full_precision(x) as dtype:
-            x, kernel = x.to(dtype), self.present()
-            if kernel.omega is None:
+            x = x.to(dtype)
+            if self.spectrum is None:
                 return self.feature_map.explicit(x)
-            assert self.spectrum is not None
-            omega = self.spectrum.frequencies().to(dtype) * self.input_scale
+            omega = (self.spectrum.frequencies() * self._scale()).to(dtype)
             scores = x @ omega.transpose(-1, -2)
-            count = omega.shape[-2] ** 0.5
             log_weight = scores.new_zeros(1)
             if (frequency_bias := self.spectrum.log_weights()) is not None:
                 log_weight = frequency_bias.to(dtype).unsqueeze(-2) / 2
-            if role == "key" and (bias := self.log_weights(x, None)) is not None:
-                log_weight = log_weight + bias.unsqueeze(-1)
-            features = self.feature_map.explicit(scores, log_weight) / count
-            if not self.smoothing:
+            if role == "key" and (envelope := self._envelope(self.present(), x, None)) is not None:
+                log_weight = log_weight + envelope.unsqueeze(-1)
+            features = self.feature_map.explicit(scores, log_weight) / omega.shape[-2] ** 0.5
+            smoothing = self._present_smoothing(omega)
+            if smoothing is None:
                 return features
-            constant = features.new_full((*features.shape[:-1], 1), self.smoothing**0.5)
+            constant = smoothing.to(dtype).sqrt()[:, None, None].expand(*features.shape[:-1], 1)
             return torch.cat([features, constant], dim=-1)
 
     def estimate(self, q: Tensor, k: Tensor) -> Tensor:
         """The kernel itself for all pairs of q (B, H, L, D) and k (B, H, S, D): (B, H, L, S). For analysis."""
         products = self.features(q, "query") @ self.features(k, "key").transpose(-1, -2)
-        envelope = self.log_weights(q, None)
+        envelope = self._envelope(self.present(), q, None)
         return products if envelope is None else products * envelope.exp().unsqueeze(-1)
 
+    def _scale(self) -> float | Tensor:
+        """What inputs are multiplied by: a number, or (H, 1, 1)."""
+        if self.log_temperature is None:
+            return self.input_scale
+        return self.input_scale * self.log_temperature.exp()[:, None, None]
+
+    def _present_smoothing(self, like: Tensor) -> Tensor | None:
+        """(H or 1,), on the device and in the precision of `like` where it is not learned."""
+        if self.log_smoothing is not None:
+            return self.log_smoothing.exp()
+        return like.new_full((1,), self.smoothing) if self.smoothing else None
+
+    def _envelope(self, present: SpectralKernel, x: Tensor, key_mask: Tensor | None) -> Tensor | None:
+        """The envelope of keys (B, H, S, D) as log-weights (B, H, S); None where there is none."""
+        if not self.feature_map.exponential or self.spectrum is None or present.omega is None:
+            return None
+        if self.envelope == "simplex":
+            return simplex_envelope(x, present.omega, key_mask)
+        scale = self._scale()
+        if self.envelope == "matched":
+            linear_map = self.spectrum.linear_map()
+            assert linear_map is not None  # checked when it was built
+            return matched_envelope(x, linear_map * scale, key_mask)
+        if not self.norm_coefficient:
+            return None
+        if isinstance(scale, Tensor):
+            return gaussian_envelope(x, self.norm_coefficient, key_mask) * scale.square().squeeze(-1)
+        return gaussian_envelope(x, self.norm_coefficient * scale**2, key_mask)
+
     def extra_repr(self) -> str:
-        options = {"prf": f", norm_coefficient={self.norm_coefficient:g}", "rks": f", smoothing={self.smoothing:g}"}
+        options = {"prf": f", envelope={self.envelope!r}", "rks": f", smoothing={self.smoothing:g}"}
         return f"feature_map={self.feature_map.name!r}{options.get(self.feature_map.name, '')}"

@@ -9,9 +9,9 @@ Its attentions `name-rks` and `name-prf`, their options and every contract test 
 """
 
 from abc import abstractmethod
+from itertools import chain
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from klformer.checks import check_count
@@ -56,30 +56,16 @@ class SpectralDistribution(Resampled):
         with equal weights: a form that costs RKS half. None if they do not come in pairs."""
         return None
 
+    def linear_map(self) -> Tensor | None:
+        """M (H or 1, D, D) if the frequencies are M^T n + mean with n ~ N(0, I), one M for all; None otherwise."""
+        return None
+
     def anchor(self) -> Tensor:
         """A tensor that tells the device and the precision that the module was moved to."""
-        return next(self.buffers())
+        return next(chain(self.buffers(), self.parameters()))
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_frequencies={self.num_frequencies}"
 
 
 SPECTRA: Registry[type[SpectralDistribution]] = Registry("kernel")
-
-
-def draw_normal(target: Tensor, generator: torch.Generator | None) -> None:
-    """Fill a buffer with N(0, 1), drawn on the generator's device (the CPU if there is none)."""
-    device = torch.device("cpu") if generator is None else generator.device
-    target.copy_(torch.randn(target.shape, generator=generator, device=device))
-
-
-def draw_signs(target: Tensor, generator: torch.Generator | None) -> None:
-    """Fill a buffer with +1 and -1, equally likely."""
-    device = torch.device("cpu") if generator is None else generator.device
-    target.copy_(torch.randint(0, 2, target.shape, generator=generator, device=device) * 2 - 1)
-
-
-def draw_norms(shape: tuple[int, ...], dim: int, generator: torch.Generator | None) -> Tensor:
-    """Norms of independent N(0, I) vectors in R^dim: chi-distributed with dim degrees of freedom."""
-    device = torch.device("cpu") if generator is None else generator.device
-    return torch.randn(*shape, dim, generator=generator, device=device).norm(dim=-1)

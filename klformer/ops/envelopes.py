@@ -1,8 +1,14 @@
 """Envelopes: factors of a kernel that belong to the key alone, as log-weights for `key_bias`.
 
+    gaussian   -c |k|^2                         the exp(-c |k|^2) of Eq. 9 of the paper
+    matched    -|M k|^2 / 2                     right for frequencies M^T n with n ~ N(0, I)
+    simplex    -log 1/R sum_r exp(omega_r.k)    the features of a key sum to R, whatever the frequencies are
+
 The same factor of a query would multiply its numerator and its denominator alike and is never computed.
 """
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,3 +46,81 @@ class _SquaredNorm(torch.autograd.Function):
         x, key_mask = ctx.saved_tensors
         d_x = x * (2 * d_squares).unsqueeze(-1)
         return (d_x if key_mask is None else d_x.masked_fill(~key_mask.unsqueeze(-1), 0)), None
+
+
+def matched_envelope(x: Tensor, linear_map: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """-|M x|^2 / 2 of every key, (B, H, S, D) -> (B, H, S); M (H or 1, D, D). With a mask as `gaussian_envelope`."""
+    with full_precision(x) as dtype:
+        x = x.to(dtype)
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
+        return gaussian_envelope(x @ linear_map.to(dtype).transpose(-1, -2), 0.5)
+
+
+def simplex_envelope(x: Tensor, omega: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """-log 1/R sum_r exp(omega_r.x) of every key, (B, H, S, D) and (H or 1, R, D) -> (B, H, S).
+
+    Features are made chunk by chunk, and again in backward. With a mask as `gaussian_envelope`.
+    """
+    with full_precision(x) as dtype:
+        return math.log(omega.shape[-2]) - _log_sum_op(x.to(dtype), omega.to(dtype), key_mask)
+
+
+#: Scores that are held at a time, in numbers.
+_CHUNK_SCORES = 2**19
+
+
+def _chunks(x: Tensor, omega: Tensor, key_mask: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Positions, keys (B, H, chunk, D) without padding, and scores (B, H, chunk, R), a chunk of the sequence each."""
+    batch, heads, length, _ = x.shape
+    size = max(16, _CHUNK_SCORES // max(1, batch * heads * omega.shape[-2]))
+    for start in range(0, length, size):
+        here = slice(start, start + size)
+        keys = x[:, :, here]
+        if key_mask is not None:
+            keys = keys.masked_fill(~key_mask[:, :, here].unsqueeze(-1), 0)
+        yield here, keys, keys @ omega.transpose(-1, -2)
+
+
+@torch.library.custom_op("klformer::log_sum_of_features", mutates_args=())
+def _log_sum_op(x: Tensor, omega: Tensor, key_mask: Tensor | None) -> Tensor:
+    out = x.new_empty(x.shape[:3])
+    for here, _, scores in _chunks(x, omega, key_mask):
+        out[:, :, here] = scores.logsumexp(-1)
+    return out
+
+
+@_log_sum_op.register_fake
+def _(x, omega, key_mask):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape[:3])
+
+
+@torch.library.custom_op("klformer::log_sum_of_features_backward", mutates_args=())
+def _log_sum_backward_op(
+    d_out: Tensor, out: Tensor, x: Tensor, omega: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if key_mask is not None:
+        d_out = d_out.masked_fill(~key_mask, 0)
+    d_x, d_omega = torch.empty_like(x), torch.zeros_like(omega)
+    for here, keys, scores in _chunks(x, omega, key_mask):
+        shares = scores.sub_(out[:, :, here].unsqueeze(-1)).exp_().mul_(d_out[:, :, here].unsqueeze(-1))
+        d_x[:, :, here] = shares @ omega
+        d_omega += (shares.transpose(-1, -2) @ keys).sum(0).sum_to_size(omega.shape)
+    return d_x, d_omega
+
+
+@_log_sum_backward_op.register_fake
+def _(d_out, out, x, omega, key_mask):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x), torch.empty_like(omega)
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output, *inputs)
+
+
+def _autograd(ctx, d_out):  # type: ignore[no-untyped-def]
+    d_x, d_omega = _log_sum_backward_op(d_out, *ctx.saved_tensors)
+    return d_x, d_omega, None
+
+
+_log_sum_op.register_autograd(_autograd, setup_context=_setup_context)

@@ -80,7 +80,7 @@ class RandomKitchenSinks(FeatureMap):
     parts = 2
     takes_smoothing = True
     # 1 as in the authors' code; docs/decisions.md has what happens without.
-    options = MappingProxyType({"smoothing": 1.0})
+    options = MappingProxyType({"smoothing": 1.0, "learn_smoothing": False})
 
     def features(self, scores: Tensor) -> Tensor:
         phi = scores.new_empty(2, *scores.shape)
@@ -103,7 +103,7 @@ class PositiveRandomFeatures(FeatureMap):
 
     name = "prf"
     exponential = True
-    options = MappingProxyType({"norm_coefficient": 1.0})
+    options = MappingProxyType({"envelope": "gaussian", "norm_coefficient": 1.0})
 
     def features(self, scores: Tensor) -> Tensor:
         return scores.exp_()
