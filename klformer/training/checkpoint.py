@@ -83,7 +83,7 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
-        self._say = say
+        self.say = say
 
     def save(self, kind: str, step: int, files: Mapping[str, Mapping[str, Tensor]], info: Mapping[str, Any]) -> Path:
         """Write a checkpoint of `kind` ("step", "best" or what a callback keeps) in one stroke.
@@ -123,8 +123,18 @@ class CheckpointStore:
             try:
                 return _open(folder)
             except _NotWhole as problem:
-                self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
+                self.say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
         return None
+
+    def whole(self, kind: str) -> list[Checkpoint]:
+        """All whole checkpoints of a kind, oldest first; those that are not are named and passed over."""
+        found = []
+        for folder in self._folders(kind):
+            try:
+                found.append(_open(folder))
+            except _NotWhole as problem:
+                self.say(f"checkpoint {folder} is not whole ({problem})")
+        return found
 
     def holds(self, kind: str) -> bool:
         """Whether there are checkpoints of a kind, whole or not."""
@@ -133,8 +143,12 @@ class CheckpointStore:
     def remove_after(self, kind: str, step: int) -> None:
         """Remove what is newer than the step that a run goes on from: it is torn, or will be made again."""
         for folder in self._folders(kind)[len(self._folders(kind, step)) :]:
-            shutil.rmtree(folder)
-            self._say(f"removed {folder}, the run goes on from step {step}")
+            self.remove(folder, f"the run goes on from step {step}")
+
+    def remove(self, folder: Path, reason: str) -> None:
+        """Remove a checkpoint, and say so."""
+        shutil.rmtree(folder)
+        self.say(f"removed {folder}, {reason}")
 
     def prune(self, kind: str, keep: int, *, up_to: int) -> None:
         """Remove all but the newest `keep` of a kind up to a step, and what interrupted writes left behind."""
