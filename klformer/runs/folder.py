@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from klformer.config import Config, describe_problems
@@ -28,7 +27,7 @@ from klformer.files import read_json, replacing, write_json, write_text
 from klformer.runs.changes import MAY_CHANGE, changes
 from klformer.runs.config import ExperimentConfig, check_format
 from klformer.tasks import Split, Task
-from klformer.training.checkpoint import CheckpointStore, read_weights
+from klformer.training.checkpoint import CheckpointStore, read_weights, save_tensors
 from klformer.training.log import MetricsLog, read_lines
 from klformer.training.metrics import Metric
 
@@ -248,9 +247,8 @@ class RunFolder:
         """Keep the weights that a run starts from; those of a run that goes on are there already."""
         path = self.path / self.INITIAL
         if before is None or not path.exists():
-            tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
             with replacing(path) as temporary:
-                save_file(tensors, temporary)
+                save_tensors(model.state_dict(), temporary)
 
     def write_beginning(
         self, config: ExperimentConfig, before: ExperimentConfig | None, task: Task, splits: Mapping[Split, Examples]

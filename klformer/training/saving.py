@@ -111,6 +111,15 @@ class Saver:
         if self.accelerator.is_main_process:
             for kind in ("step", *kinds):
                 self.store.remove_after(kind, checkpoint.step)
+        try:
+            return self._take_up(checkpoint)
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{checkpoint.folder} is whole, but not what this version goes on from: {error!r}; remove it to go on "
+                "from the one before it"
+            ) from error
+
+    def _take_up(self, checkpoint: Checkpoint) -> tuple[Progress, StepTotals]:
         self.load_weights(checkpoint)
         load_optimiser_tensors(self.model, self.optimiser, checkpoint.optimiser())
         for callback in self.callbacks:
