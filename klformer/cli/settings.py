@@ -8,7 +8,7 @@ type of a default that is more special than the annotation.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -76,10 +76,10 @@ def parse_settings(
     Raises:
         ArgumentError: there is no such task or preset.
     """
+    own: dict[str, Any] = {}
     if start is None:
         peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
         usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
-        own = {}
     else:
         usual, own = start, {"attention": start.attention.label(), "seed": start.seed}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
