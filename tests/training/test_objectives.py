@@ -9,6 +9,7 @@ from accelerate import Accelerator
 
 from klformer.data import Examples, Sequences, collate
 from klformer.data.sequences import IGNORED
+from klformer.training.clock import CheckpointClock
 from klformer.training.config import TrainingConfig
 from klformer.training.evaluation import evaluate
 from klformer.training.metrics import Metric
@@ -181,6 +182,7 @@ def updated(objective, accumulation):
         training=TrainingConfig(max_steps=1, accumulation=accumulation),
         accelerator=Accelerator(cpu=True),
         signal=StopSignal(),
+        clock=CheckpointClock(None),
     )
     return stepper.step(np.arange(7)), model.table.weight.detach()
 
