@@ -39,7 +39,7 @@ def paper_attention(
     *, gmm_rks: int, fastfood_rks: int, generative_rks: int, gmm_prf: int, fastfood_prf: int, generative_prf: int
 ) -> dict[str, Section]:
     """The paper's numbers of random samples M as options. The mixtures have C = 2 components, by which M noise vectors
-    become R = C M frequencies; attentions that the paper does not list have 256."""
+    become R = C M frequencies; attentions that the paper does not list have 256. The smoothing is the authors'."""
     frequencies = {
         "gmm-rks": 2 * gmm_rks,
         "fastfood-rks": fastfood_rks,
@@ -47,6 +47,6 @@ def paper_attention(
         "gmm-prf": 2 * gmm_prf,
         "fastfood-prf": fastfood_prf,
         "generative-prf": generative_prf,
-        ANY: 256,
     }
-    return {name: {"num_frequencies": number} for name, number in frequencies.items()}
+    for_any = {"num_frequencies": 256, "smoothing": 1.0}
+    return {ANY: for_any} | {name: {"num_frequencies": number} for name, number in frequencies.items()}
