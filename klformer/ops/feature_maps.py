@@ -79,7 +79,7 @@ class RandomKitchenSinks(FeatureMap):
     name = "rks"
     parts = 2
     takes_smoothing = True
-    # 1 in the authors' code and the paper's presets: a contrast of 2 : 1 at most. docs/decisions.md has the measurements.
+    # The authors' code and the paper's presets have 1: a contrast of 2 : 1 at most (docs/decisions.md).
     options = MappingProxyType({"smoothing": 0.1, "learn_smoothing": False})
 
     def features(self, scores: Tensor) -> Tensor:

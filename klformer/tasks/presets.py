@@ -17,6 +17,8 @@ ANY = "*"
 SECTIONS = ("data", "model", "optimiser", "schedule", "training", "attention")
 
 LRA_OPTIMISER: Section = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-9, "weight_decay": 0.1}
+#: With weight decay on everything, the kernels too.
+PAPER_OPTIMISER: Section = {**LRA_OPTIMISER, "kernel_weight_decay": None}
 
 #: New frequencies every step: with the paper's 100, a short run adapts to the few samples it sees (docs/decisions.md).
 SMALL_TRAINING: Section = {"clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 10}
@@ -49,4 +51,5 @@ def paper_attention(
         "generative-prf": generative_prf,
     }
     for_any = {"num_frequencies": 256, "smoothing": 1.0}
-    return {ANY: for_any} | {name: {"num_frequencies": number} for name, number in frequencies.items()}
+    by_name: dict[str, Section] = {name: {"num_frequencies": number} for name, number in frequencies.items()}
+    return {ANY: for_any, **by_name}

@@ -68,8 +68,9 @@ def test_presets_are_what_they_were(task, name):
     assert checksum(task, name) == CHECKSUMS[task, name]
 
 
-def test_every_preset_has_a_checksum():
-    assert {(task, name) for task in TASKS for name in preset_names(task)} == set(CHECKSUMS)
+def test_every_preset_of_the_papers_tasks_has_a_checksum():
+    papers = [task for task in TASKS if "paper" in preset_names(task)]
+    assert {(task, name) for task in papers for name in preset_names(task)} == set(CHECKSUMS)
 
 
 @pytest.mark.parametrize("attention", klformer.attention_names())
