@@ -25,7 +25,7 @@ class Sequences:
     """N sequences; number i is `values[offsets[i] : offsets[i + 1]]`.
 
     Args:
-        values: (total,) token ids, or (total, width) vectors; integers.
+        values: (total,) token ids, integers; or (total, width) vectors, of integers or floats.
         offsets: (N + 1,), int64, starting at 0 and ending at total.
     """
 
@@ -33,9 +33,10 @@ class Sequences:
     offsets: IntArray
 
     def __post_init__(self) -> None:
-        if self.values.ndim not in (1, 2) or self.values.dtype.kind not in "iu":
+        if self.values.ndim not in (1, 2) or self.values.dtype.kind not in ("iu" if self.values.ndim == 1 else "iuf"):
             raise ArgumentError(
-                f"values must be integers of one or two dimensions, got {self.values.dtype} {self.values.shape}"
+                "values must be integers of one or two dimensions, or floats of two, got "
+                f"{self.values.dtype} {self.values.shape}"
             )
         offsets = self.offsets
         if offsets.ndim != 1 or offsets.size == 0 or offsets[0] != 0 or offsets[-1] != len(self.values):

@@ -8,7 +8,9 @@ from klformer.tasks import Task
 
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
-    """The classifier of a run, with fresh weights from torch's global random state."""
+    """The model of a run, with fresh weights from torch's global random state."""
+    if (own := task.model(config.attention)) is not None:
+        return own
     objective = task.objective()
     return build_classifier(
         config.model,

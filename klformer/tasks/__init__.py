@@ -5,13 +5,14 @@ from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
+from klformer.tasks.planted import Planted
 from klformer.tasks.recall import Recall
 from klformer.tasks.registry import TASKS, build_task, register_task, task_names
 from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
-for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall):
+for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Planted):
     register_task(_task)
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "GeneratedData",
     "Image",
     "ListOps",
+    "Planted",
     "Recall",
     "Retrieval",
     "Sparsity",

@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
+from torch import nn
 
+from klformer.attention import AttentionSpec
 from klformer.checks import check_choice
 from klformer.data.sequences import Examples
 from klformer.errors import ArgumentTypeError, DataError
@@ -102,6 +104,10 @@ class Task(ABC):
     def objective(self) -> Objective:
         """What is learned: classes, if nothing else is said."""
         return Classification(num_classes=self.num_classes)
+
+    def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
+        """A model of the task's own, around an attention; None for a Transformer with a head of the objective's."""
+        return None
 
     def detail(self) -> str:
         """What tells this data from others of the same task in names and tables; nothing for most tasks."""

@@ -35,7 +35,7 @@ def numbers(split, **config):
 
 
 def test_registry():
-    assert task_names() == ["listops", "text", "retrieval", "image", "sparsity", "recall"]
+    assert task_names() == ["listops", "text", "retrieval", "image", "sparsity", "recall", "planted"]
     with pytest.raises(ValueError, match="unknown task 'listop'; did you mean 'listops'"):
         build_task("listop", DataConfig())
 
