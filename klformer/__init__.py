@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from klformer.kernels import SpectralDistribution
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
-    from klformer.noise import resample
+    from klformer.noise import resample, without_noise
     from klformer.ops.spectral_product import spectral_product
     from klformer.tasks import Task, register_task
     from klformer.training.objective import Objective
@@ -48,6 +48,7 @@ __all__ = [
     "register_task",
     "resample",
     "spectral_product",
+    "without_noise",
 ]
 
 #: The module that each name comes from.
@@ -71,6 +72,7 @@ _HOMES = {
     "register_task": "klformer.tasks",
     "resample": "klformer.noise",
     "spectral_product": "klformer.ops.spectral_product",
+    "without_noise": "klformer.noise",
 }
 
 

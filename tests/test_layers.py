@@ -8,7 +8,7 @@ import klformer
 PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise", "plotting", "plugins"]
-MODEL = ["ops", "kernels", "attention", "models"]
+MODEL = ["ops", "kernels", "attention", "nn", "models"]
 ORDER = [*LEAVES, *MODEL, "data", "training", "tasks", "runs", "analysis", "bench", "report", "cli", "testing"]
 
 

@@ -102,7 +102,7 @@ def _call(arguments: Sequence[str]) -> None:
         return
     name, *rest = arguments
     if name not in COMMANDS:
-        raise ArgumentError(unknown("command", name, COMMANDS))
+        raise ArgumentError(unknown("command", name, (*COMMANDS, "--version", "--help")))
     with _ending_at_interrupt():
         command: Command[Any] = import_module(COMMANDS[name].module).COMMAND
         # Imported here: it reads what is installed, which --version does not need.

@@ -10,9 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
-from klformer.cli.command import peek
+from klformer.cli.command import peek, read_options
 from klformer.models import AttentionSpec, ModelConfig
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset, usual_options
@@ -84,4 +82,4 @@ def parse_settings(
         usual, own = start, {"attention": start.attention.label(), "seed": start.seed}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
     default = command(task=usual.task, preset=usual.preset, **sections, **own)
-    return tyro.cli(command, args=arguments, default=default, prog=prog)
+    return read_options(command, arguments, prog, default=default)

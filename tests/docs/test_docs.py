@@ -1,4 +1,4 @@
-"""What the docs say is there: links lead somewhere, files that are named exist, and commands are read by the command line."""
+"""What the docs say is there: links lead somewhere, named files exist, commands are read by the command line."""
 
 import re
 import shlex
