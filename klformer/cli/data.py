@@ -11,7 +11,7 @@ import tyro
 from klformer.cli.command import Command, peek
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
-from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset
+from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset, preset_names
 from klformer.tasks import DataConfig, Task, build_task, task_names
 
 
@@ -45,7 +45,8 @@ def parse(arguments: Sequence[str], prog: str) -> list[Data]:
     peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
     if peeked.task is not None:
         return [tyro.cli(Data, args=arguments, default=_default(peeked.task, peeked.preset), prog=prog)]
-    defaults = [_default(task, peeked.preset) for task in task_names()]
+    known = [task for task in task_names() if peeked.preset in preset_names(task)] or task_names()
+    defaults = [_default(task, peeked.preset) for task in known]
     general = Data(action=tyro.MISSING, preset=peeked.preset)
     action = tyro.cli(Data, args=arguments, default=general, prog=prog, return_unknown_args=True)[0].action
     if action != "where":

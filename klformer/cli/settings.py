@@ -47,9 +47,7 @@ class Settings(Sections):
     def experiment(self, attention: AttentionSpec, seed: int) -> ExperimentConfig:
         """The full configuration; options of the attention that were not given are the preset's."""
         sections = {section.name: getattr(self, section.name) for section in fields(Sections)}
-        if self.data.root is not None:
-            # The run is to find its data from any other folder.
-            sections["data"] = self.data.model_copy(update={"root": self.data.root.expanduser().absolute()})
+        sections["data"] = self.data.absolute()
         options = usual_options(self.preset, self.task, attention.name) | attention.options
         return ExperimentConfig(
             task=self.task,

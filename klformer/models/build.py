@@ -17,6 +17,7 @@ def build_classifier(
     vocab_size: int | None = None,
     input_dim: int | None = None,
     is_pair: bool = False,
+    separator: int | None = None,
 ) -> SequenceClassifier | PairClassifier:
     """A classifier with fresh weights from torch's global random state.
 
@@ -28,6 +29,7 @@ def build_classifier(
         vocab_size: Number of tokens; give this or `input_dim`.
         input_dim: Size of input vectors; give this or `vocab_size`.
         is_pair: An example is a pair of sequences.
+        separator: Token between two texts in one sequence; None if there is none.
     """
     # Parts are made in this order: it decides which random numbers each one gets.
     embedding = SequenceEmbedding(
@@ -37,6 +39,7 @@ def build_classifier(
         input_dim=input_dim,
         positions=config.positions,
         cls=config.pooling == "cls",
+        separator=separator,
         dropout=config.dropout,
     )
     encoder = TransformerEncoder(config.encoder(attention, max_len=max_len))

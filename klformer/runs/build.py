@@ -9,12 +9,14 @@ from klformer.tasks import Task
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     """The classifier of a run, with fresh weights from torch's global random state."""
+    shape = task.shape()
     return build_classifier(
         config.model,
         config.attention,
-        vocab_size=task.vocab_size,
-        input_dim=task.input_dim,
-        max_len=task.max_len,
+        vocab_size=shape.vocab_size,
+        input_dim=shape.input_dim,
+        max_len=shape.max_len,
         num_outputs=task.objective().num_outputs,
-        is_pair=task.is_pair,
+        is_pair=shape.is_pair,
+        separator=shape.separator,
     )

@@ -1,5 +1,6 @@
 """How runs, their attentions, their tasks and their results are called."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,11 @@ def run_name(config: ExperimentConfig) -> str:
 
 def setting_name(config: ExperimentConfig) -> str:
     """What the runs of a comparison have in common: task and preset."""
-    return f"{task_label(config).replace(' ', '')}-{config.preset}"
+    name, _, detail = task_label(config).partition(" ")
+    # A number follows its task at once, as in sparsity0.5; a word does not.
+    space = "" if not detail or detail[0].isdigit() else "-"
+    plain = re.sub(r"[^\w.-]+", "-", detail)
+    return f"{name}{space}{plain}-{config.preset}"
 
 
 def describe_score(metric: Metric, split: Mapping[str, Any]) -> str:

@@ -70,6 +70,9 @@ def _train(
     """Train and evaluate; `before` is the configuration of a run that goes on."""
     task = build_task(config.task, config.data, quiet=isinstance(reporter, SilentReporter))
     on_main_process(task.prepare)
+    # One process learns, so that all know the same; a run that goes on knows what it knew.
+    knowledge = on_main_process(task.learn if before is None else run.knowledge)
+    task.know(knowledge)
     # Test as well: what is wrong with it is to be seen before training, not after.
     splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
@@ -93,7 +96,7 @@ def _train(
     )
     going_on = resume and trainer.resume()
     _check_end(config, before, trainer, run)
-    on_main_process(lambda: run.write_beginning(config, before, task, splits))
+    on_main_process(lambda: run.write_beginning(config, before, task, knowledge, splits))
     _introduce(config, task, model, splits["train"], run, reporter)
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")

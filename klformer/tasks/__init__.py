@@ -3,6 +3,7 @@ here; somebody else's is registered from anywhere."""
 
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
+from klformer.tasks.csv import Csv
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
 from klformer.tasks.registry import TASKS, build_task, register_task, task_names
@@ -10,11 +11,12 @@ from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
-for _task in (ListOps, Text, Retrieval, Image, Sparsity):
+for _task in (ListOps, Text, Retrieval, Image, Sparsity, Csv):
     register_task(_task)
 
 __all__ = [
     "TASKS",
+    "Csv",
     "DataConfig",
     "GeneratedData",
     "Image",

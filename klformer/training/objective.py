@@ -79,6 +79,11 @@ class Objective(ABC):
     def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
         """Targets (count,) of the right kind that mean nothing: for benchmarks."""
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs (..., num_outputs) mean to people, for the mean and the deviation over draws: probabilities of
+        classes, or numbers in the targets' own units."""
+        return outputs
+
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """What the model gives for a batch, (B, ...)."""
         return model_outputs(model, batch)
