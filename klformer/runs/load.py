@@ -100,4 +100,4 @@ def load_run(
     if checkpoint is None:
         raise RunError(f"{folder} has no whole checkpoint")
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    return LoadedRun(run, config, task, model.eval(), checkpoint.step, own_data=chosen == config.data)
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, own_data=data_root is None and data is None)

@@ -1,6 +1,7 @@
 """Pieces of words by the library `tokenizers`: WordPiece and BPE, learned here or read from somebody's file."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,8 @@ PADDING, UNKNOWN, START, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]"
 ALIASES = {SEPARATOR: "</s>", MASK: "<mask>", PADDING: "<pad>", UNKNOWN: "<unk>", START: "<s>"}
 #: No text is seen as one line of more characters, so that one file without line ends is no problem of memory.
 _LONGEST_TEXT = 1 << 16
+#: Characters that word pieces may consist of: the most frequent ones.
+_MOST_CHARACTERS = 1000
 
 
 class Subwords(Tokens):
@@ -44,23 +47,19 @@ class Subwords(Tokens):
             vocab_size: Number of ids with the special ones, at most.
             lowercase: Make no difference by case and accents.
         """
-        common: dict[str, Any] = {
-            "vocab_size": vocab_size,
-            "special_tokens": list(SPECIALS),
-            "show_progress": False,
-        }
         if kind == "wordpiece":
-            tokenizer = _bert(models.WordPiece(unk_token=UNKNOWN), lowercase=lowercase)
-            trainer: Any = trainers.WordPieceTrainer(**common)
-        else:
-            tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-            if lowercase:
-                tokenizer.normalizer = normalizers.Sequence(
-                    [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
-                )
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-            tokenizer.decoder = decoders.ByteLevel()
-            trainer = trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), **common)
+            return cls(_learn_wordpiece(texts, vocab_size, lowercase=lowercase))
+        tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+        if lowercase:
+            tokenizer.normalizer = normalizers.Sequence(
+                [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
+            )
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
+        )
         tokenizer.train_from_iterator(_pieces(texts), trainer)
         return cls(tokenizer)
 
@@ -135,6 +134,34 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
+
+
+def _learn_wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
+    """WordPiece, the same for the same texts.
+
+    The library gives inner characters (##a, ##b, ...) their ids in the order of a hash table, which is another one
+    every time, and breaks ties by ids. They are therefore named beforehand, as if they were special, and the
+    vocabulary that comes out is put into a tokenizer that knows nothing of that.
+    """
+    normalise = normalizers.BertNormalizer(lowercase=lowercase).normalize_str
+    kept = list(_pieces(texts))
+    counts: Counter[str] = Counter()
+    for text in kept:
+        counts.update(normalise(text))
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    room = max(0, min(_MOST_CHARACTERS, (vocab_size - len(SPECIALS)) // 2))
+    alphabet = sorted(character for character in ranked[: room + 1] if not character.isspace())
+    inner = [f"##{character}" for character in alphabet if character.isalnum()]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIALS, *alphabet, *inner],
+        limit_alphabet=len(alphabet),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    scratch = _bert(models.WordPiece(unk_token=UNKNOWN), lowercase=lowercase)
+    scratch.train_from_iterator(kept, trainer)
+    return _bert(models.WordPiece(scratch.get_vocab(), unk_token=UNKNOWN), lowercase=lowercase)
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:

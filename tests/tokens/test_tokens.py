@@ -29,6 +29,12 @@ def test_stored_tokens_are_the_same(kind):
     assert tokens.vocab_size <= 300
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_what_is_learned_from_the_same_texts_is_the_same(kind):
+    config = TokensConfig(kind=kind, vocab_size=300)
+    assert make_tokens(config, TEXTS).as_json() == make_tokens(config, TEXTS[::-1]).as_json()
+
+
 def test_bytes_are_those_of_long_range_arena():
     tokens = make_tokens(TokensConfig(), [])
     assert tokens.encode(["aé"])[0].tolist() == [98, 0xC3 + 1, 0xA9 + 1]
