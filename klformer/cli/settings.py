@@ -20,6 +20,9 @@ from klformer.tasks import DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
 
+DEFAULT_OUT = Path("runs")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sections:
     """The parts of a configuration that flags with a dot replace."""
@@ -39,7 +42,7 @@ class Settings(Sections):
     """Task; `klformer list` names them."""
     preset: str = "laptop"
     """paper: the paper's tables. laptop: the same tasks for two cores and some minutes."""
-    out: Path = Path("runs")
+    out: Path = DEFAULT_OUT
     """Folder for runs."""
     quiet: bool = False
     """Say nothing but errors; `compare` still prints its table."""
@@ -61,14 +64,23 @@ class Settings(Sections):
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
-def parse_settings(command: type[Chosen], arguments: Sequence[str], prog: str) -> Chosen:
-    """Read the arguments of a command, with the settings of task and preset as defaults.
+def parse_settings(
+    command: type[Chosen], arguments: Sequence[str], prog: str, *, start: ExperimentConfig | None = None
+) -> Chosen:
+    """Read the arguments of a command, with the settings of task and preset as defaults, or those of a run.
+
+    Args:
+        start: The run, if it is one that goes on.
 
     Raises:
         ArgumentError: there is no such task or preset.
     """
-    peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
-    usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
+    if start is None:
+        peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
+        usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
+        own = {}
+    else:
+        usual, own = start, {"attention": start.attention.label(), "seed": start.seed}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
-    default = command(task=peeked.task, preset=peeked.preset, **sections)
+    default = command(task=usual.task, preset=usual.preset, **sections, **own)
     return tyro.cli(command, args=arguments, default=default, prog=prog)

@@ -9,14 +9,16 @@ from klformer.tasks import Task
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     """The classifier of a run, with fresh weights from torch's global random state."""
-    shape = task.shape()
+    shape, objective = task.shape(), task.objective()
     return build_classifier(
         config.model,
         config.attention,
         vocab_size=shape.vocab_size,
         input_dim=shape.input_dim,
         max_len=shape.max_len,
-        num_outputs=task.objective().num_outputs,
+        num_outputs=objective.num_outputs,
         is_pair=shape.is_pair,
         separator=shape.separator,
+        of_positions=objective.of_positions,
+        causal=task.is_causal,
     )

@@ -12,7 +12,7 @@ from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
 from klformer.tasks import DataConfig, Split, Task, build_task
-from klformer.training.checkpoint import put_weights
+from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.metrics import Metric
 from klformer.training.processes import make_accelerator
@@ -21,13 +21,15 @@ from klformer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run that was read back, with the weights of its best checkpoint."""
+    """A run that was read back, with the weights of its best checkpoint, or of another if that is damaged."""
 
     run: RunFolder
     config: ExperimentConfig
     task: Task
     model: nn.Module
     step: int
+    #: Which of the run's checkpoints the weights are of, in words.
+    weights: str
     #: The data is to be the run's own; not if another folder of data was asked for.
     own_data: bool
 
@@ -96,8 +98,16 @@ def load_run(
     task.know(run.knowledge())
     model = build_model(config, task)
     store = run.checkpoints(reporter.say)
-    checkpoint = store.newest("best") or store.newest("step")
-    if checkpoint is None:
-        raise RunError(f"{folder} has no whole checkpoint")
+    checkpoint, which = _best_of(store, folder)
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    return LoadedRun(run, config, task, model.eval(), checkpoint.step, own_data=data_root is None and data is None)
+    weights, own_data = f"{which}, step {checkpoint.step}", data_root is None and data is None
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=own_data)
+
+
+def _best_of(store: CheckpointStore, folder: Path) -> tuple[Checkpoint, str]:
+    """The best checkpoint that is whole, and what it is."""
+    if best := store.newest("best"):
+        return best, "best checkpoint" if store.is_last(best, "best") else "an earlier best checkpoint"
+    if newest := store.newest("step"):
+        return newest, "newest checkpoint, not the best one" if store.holds("best") else "newest checkpoint"
+    raise RunError(f"{folder} has no whole checkpoint")
