@@ -19,7 +19,6 @@ from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TAS
 from klformer.tasks import DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
-
 DEFAULT_OUT = Path("runs")
 
 

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 
 from klformer.errors import Interrupted
 
-
 #: Ctrl-C, a batch system that wants its machine back, and a terminal that is gone.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
