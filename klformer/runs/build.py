@@ -1,15 +1,25 @@
 """From the configuration of a run to its model."""
 
+import torch
 from torch import nn
 
-from klformer.models import build_classifier
+from klformer.models import build_classifier, build_masked
 from klformer.runs.config import ExperimentConfig
 from klformer.tasks import Task
+from klformer.training.objectives import MaskedLanguageModelling
 
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
-    """The classifier of a run, with fresh weights from torch's global random state."""
+    """The model of a run, with fresh weights from torch's global random state."""
     shape, objective = task.shape(), task.objective()
+    if isinstance(objective, MaskedLanguageModelling):
+        return build_masked(
+            config.model,
+            config.attention,
+            max_len=shape.max_len,
+            counts=torch.from_numpy(objective.counts),
+            separator=shape.separator,
+        )
     return build_classifier(
         config.model,
         config.attention,

@@ -15,7 +15,6 @@ from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.naming import combined_score, run_name, selecting_metric, setting_name
 from klformer.runs.train import finished_result, train_run
-from klformer.tasks import build_task
 from klformer.training.processes import is_main_process
 from klformer.training.progress import Reporter, SilentReporter
 
@@ -54,7 +53,7 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
 def check_model(config: ExperimentConfig) -> None:
     """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
     with torch.device("meta"):
-        build_model(config, build_task(config.task, config.data))
+        build_model(config, config.make_task())
 
 
 def comparison_table(results: Sequence[dict[str, Any]]) -> Table:

@@ -11,7 +11,7 @@ from klformer.errors import RunError
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
-from klformer.tasks import DataConfig, Split, Task, build_task
+from klformer.tasks import DataConfig, Split, Task
 from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.metrics import Metric
@@ -94,7 +94,7 @@ def load_run(
     run = RunFolder(folder)
     config = run.config()
     chosen = data or (config.data if data_root is None else config.data.model_copy(update={"root": data_root}))
-    task = build_task(config.task, chosen)
+    task = config.model_copy(update={"data": chosen}).make_task()
     task.know(run.knowledge())
     model = build_model(config, task)
     store = run.checkpoints(reporter.say)

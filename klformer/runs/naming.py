@@ -7,7 +7,6 @@ from typing import Any
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import usual_options
-from klformer.tasks import build_task
 from klformer.training.metrics import Metric
 
 
@@ -20,13 +19,14 @@ def attention_label(config: ExperimentConfig) -> str:
 
 def task_label(config: ExperimentConfig) -> str:
     """The task with what tells its data from others of the same task: `sparsity 0.5`."""
-    return f"{config.task} {build_task(config.task, config.data).detail()}".strip()
+    return f"{config.task} {config.make_task().detail()}".strip()
 
 
 def run_name(config: ExperimentConfig) -> str:
     """The default folder name: task, preset, attention and seed."""
     label = attention_label(config).replace(":", "-").replace(",", "-")
-    return f"{setting_name(config)}-{label}-seed{config.seed}"
+    start = "" if config.init_from is None else "-pretrained"
+    return f"{setting_name(config)}-{label}{start}-seed{config.seed}"
 
 
 def setting_name(config: ExperimentConfig) -> str:

@@ -241,6 +241,10 @@ class Task(ABC):
             if part in self.official_sizes and size != self.official_sizes[part]
         ]
 
+    def facts(self) -> dict[str, Any]:
+        """What a result is to say of the data, as JSON."""
+        return {}
+
     def _holdout_fraction(self) -> float:
         return self.config.holdout_fraction
 

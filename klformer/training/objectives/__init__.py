@@ -1,7 +1,8 @@
 """Objectives, one a file."""
 
 from klformer.training.objectives.classification import Classification, cross_entropy
+from klformer.training.objectives.masked_lm import MaskedLanguageModelling
 from klformer.training.objectives.positions import PositionClassification
 from klformer.training.objectives.regression import Regression
 
-__all__ = ["Classification", "PositionClassification", "Regression", "cross_entropy"]
+__all__ = ["Classification", "MaskedLanguageModelling", "PositionClassification", "Regression", "cross_entropy"]
