@@ -123,6 +123,8 @@ def _train(
             "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
             "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
         }
+        for name, examples in task.further_tests().items():
+            result[name] = trainer.evaluate(examples, draws=draws).as_dict()
     return _result(config, task, model, trainer, run) | result
 
 

@@ -5,6 +5,7 @@ from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.corpus import Corpus
 from klformer.tasks.csv import Csv
+from klformer.tasks.glue import register_glue
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
 from klformer.tasks.recall import Recall
@@ -15,6 +16,7 @@ from klformer.tasks.text import Text
 
 for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Csv, Corpus):
     register_task(_task)
+register_glue()
 
 __all__ = [
     "TASKS",

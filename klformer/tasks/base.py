@@ -245,6 +245,10 @@ class Task(ABC):
         """What a result is to say of the data, as JSON."""
         return {}
 
+    def further_tests(self) -> Mapping[str, Examples]:
+        """More examples to evaluate on in the end, by the name that the result has them under; none for most tasks."""
+        return {}
+
     def _holdout_fraction(self) -> float:
         return self.config.holdout_fraction
 

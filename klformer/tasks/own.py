@@ -109,13 +109,11 @@ class RowsTask(Task):
         return examples
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        parse = KINDS[self.kinds()[0]].parse
         rows: list[int] = []
         cells: list[Any] = []
         kept: list[tuple[Any, ...]] = []
         for place, row, fields in self.unlabelled(path, keep):
-            with located(place):
-                cells.append(parse(row))
+            cells.append(self.parsed(place, row))
             rows.append(place.number)
             kept.append(fields)
             if len(rows) == chunk:
@@ -124,13 +122,21 @@ class RowsTask(Task):
         if rows:
             yield InputChunk(rows, self.inputs.encode(cells, self.max_len), kept)
 
+    def parsed(self, place: Place, cells: Sequence[Any]) -> Any:
+        """The cells of a row, as inputs take them.
+
+        Raises:
+            DataError: they can't be read; the message says where the row is.
+        """
+        with located(place):
+            return KINDS[self.kinds()[0]].parse(cells)
+
     def _parsed(self, part: Split, check: Any = None) -> tuple[Place, list[Any], list[str]]:
         """Where the last row of a part is, and all cells and labels; each label is shown to `check`."""
-        parse = KINDS[self.kinds()[0]].parse
         cells, labels, last = [], [], None
         for place, row, label in self.labelled(part):
+            cells.append(self.parsed(place, row))
             with located(place):
-                cells.append(parse(row))
                 labels.append(label_text(label))
                 if check is not None:
                     check(labels[-1])

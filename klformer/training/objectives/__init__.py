@@ -4,5 +4,15 @@ from klformer.training.objectives.classification import Classification, cross_en
 from klformer.training.objectives.masked_lm import MaskedLanguageModelling
 from klformer.training.objectives.positions import PositionClassification
 from klformer.training.objectives.regression import Regression
+from klformer.training.objectives.scored import BinaryF1, Correlation, Matthews
 
-__all__ = ["Classification", "MaskedLanguageModelling", "PositionClassification", "Regression", "cross_entropy"]
+__all__ = [
+    "BinaryF1",
+    "Classification",
+    "Correlation",
+    "MaskedLanguageModelling",
+    "Matthews",
+    "PositionClassification",
+    "Regression",
+    "cross_entropy",
+]
