@@ -230,5 +230,6 @@ def _read_parquet(path: Path, wanted: _Columns) -> Iterator[Row]:
                 for values in zip(*columns, strict=True):
                     number += 1
                     yield Place(path, number), values
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        # A text that is not UTF-8 is found when it is turned into Python's.
         raise DataError(f"is not a whole parquet file: {error}", file=path) from error
