@@ -87,12 +87,9 @@ def parse_settings(
     if start is None:
         peeked = peek(arguments, task=default_task, preset=DEFAULT_PRESET, **{"init-from": None})
         usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
-<<<<<<< HEAD
         if peeked.init_from is not None:
             usual = _started_from(usual, RunFolder(Path(peeked.init_from).expanduser()).config())
             own = {"attention": usual.attention.label()}
-=======
->>>>>>> bdb5e4aba10f0afe4f7eec89aa3ebee87cf6c3b5
     else:
         usual = start
         own = {"attention": start.attention.label(), "seed": start.seed, "init_from": start.init_from}
