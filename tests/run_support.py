@@ -1,5 +1,7 @@
 """A tiny run on the sparsity task, and ways to look at it and to disturb it."""
 
+import hashlib
+import json
 import os
 import signal
 import sys
@@ -69,6 +71,13 @@ def contents(folder):
 def damage(checkpoint):
     weights = checkpoint / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
+
+
+def sealed(manifest):
+    """The text of a checkpoint's manifest with the checksum that fits it."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps(content | {"sha256": digest})
 
 
 def calling_at(number, action, function):

@@ -38,7 +38,7 @@ class PeersBench:
 
     attentions: tuple[str, ...] = (
         *("softmax", "performer", "gmm-rks", "fastfood-rks", "generative-rks"),
-        *("gmm-prf", "fastfood-prf", "generative-prf"),
+        *("gmm-prf", "fastfood-prf", "generative-prf", "atoms-prf"),
     )
     """Attentions of klformer that are compared by themselves."""
     encoder_attentions: tuple[str, ...] = ("softmax", "performer", "gmm-rks", "gmm-prf")

@@ -67,6 +67,13 @@ def peek(arguments: Sequence[str], **defaults: str | None) -> argparse.Namespace
     return parser.parse_known_args(arguments)[0]
 
 
+def is_given(arguments: Sequence[str], flag: str) -> bool:
+    """Whether a flag that is on or off was set to on, before all are read."""
+    words = [f"--{flag}", f"--no-{flag}"]
+    given = [argument for argument in arguments if argument in words]
+    return bool(given) and given[-1] == words[0]
+
+
 def _command_of(module: str) -> Command[Any]:
     run = import_module(module).run
     return plain_command(_options_of(run), run)

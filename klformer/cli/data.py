@@ -9,9 +9,10 @@ import numpy as np
 import tyro
 
 from klformer.cli.command import Command, peek
+from klformer.data.sequences import IGNORED
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
-from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset
+from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset, preset_names
 from klformer.tasks import DataConfig, Task, build_task, task_names
 
 
@@ -45,7 +46,8 @@ def parse(arguments: Sequence[str], prog: str) -> list[Data]:
     peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
     if peeked.task is not None:
         return [tyro.cli(Data, args=arguments, default=_default(peeked.task, peeked.preset), prog=prog)]
-    defaults = [_default(task, peeked.preset) for task in task_names()]
+    having = [task for task in task_names() if peeked.preset in preset_names(task)]
+    defaults = [_default(task, peeked.preset) for task in having or task_names()]
     general = Data(action=tyro.MISSING, preset=peeked.preset)
     action = tyro.cli(Data, args=arguments, default=general, prog=prog, return_unknown_args=True)[0].action
     if action != "where":
@@ -111,6 +113,9 @@ def _print_counts(task: Task) -> None:
 def _describe_targets(targets: np.ndarray[Any, Any]) -> str:
     if targets.dtype.kind == "f":
         return f"targets from {targets.min():g} to {targets.max():g}"
+    asked = targets[targets != IGNORED]
+    if targets.ndim == 2:
+        return f"{len(asked) / len(targets):.1f} targets each, of {len(np.unique(asked))} classes"
     return "by class: " + ", ".join(str(count) for count in np.bincount(targets))
 
 

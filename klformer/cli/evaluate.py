@@ -16,7 +16,7 @@ from klformer.training.progress import make_reporter
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate the best checkpoint of a run, averaged over draws of its frequencies.
+    """Evaluate the best checkpoint of a run, or say which if that is damaged, averaged over draws of its frequencies.
 
     Example: klformer eval runs/sparsity0.5-laptop-gmm-rks-seed0 --draws 100
     """
@@ -42,7 +42,7 @@ def run(options: Evaluate) -> None:
         raise ArgumentError(f"draws must be at least 1, got {options.draws}")
     reporter = make_reporter(quiet=not is_main_process())
     loaded = load_run(options.run, reporter, data_root=options.data_root)
-    reporter.say(f"{loaded.config.task} with {attention_label(loaded.config)}, best checkpoint, step {loaded.step}")
+    reporter.say(f"{loaded.config.task} with {attention_label(loaded.config)}, {loaded.weights}")
     result = loaded.evaluate(options.split, draws=options.draws)
     reporter.say(
         f"{options.split}: {result.num_examples:,} examples, {describe_score(loaded.metric, result.as_dict())}"

@@ -8,7 +8,7 @@ type of a default that is more special than the annotation.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -18,6 +18,8 @@ from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset, usual_options
 from klformer.tasks import DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+
+DEFAULT_OUT = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Settings(Sections):
     """Task; `klformer list` names them."""
     preset: str = "laptop"
     """paper: the paper's tables. laptop: the same tasks for two cores and some minutes."""
-    out: Path = Path("runs")
+    out: Path = DEFAULT_OUT
     """Folder for runs."""
     quiet: bool = False
     """Say nothing but errors; `compare` still prints its table."""
@@ -63,14 +65,23 @@ class Settings(Sections):
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
-def parse_settings(command: type[Chosen], arguments: Sequence[str], prog: str) -> Chosen:
-    """Read the arguments of a command, with the settings of task and preset as defaults.
+def parse_settings(
+    command: type[Chosen], arguments: Sequence[str], prog: str, *, start: ExperimentConfig | None = None
+) -> Chosen:
+    """Read the arguments of a command, with the settings of task and preset as defaults, or those of a run.
+
+    Args:
+        start: The run, if it is one that goes on.
 
     Raises:
         ArgumentError: there is no such task or preset.
     """
-    peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
-    usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
+    own: dict[str, Any] = {}
+    if start is None:
+        peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
+        usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
+    else:
+        usual, own = start, {"attention": start.attention.label(), "seed": start.seed}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
-    default = command(task=peeked.task, preset=peeked.preset, **sections)
+    default = command(task=usual.task, preset=usual.preset, **sections, **own)
     return tyro.cli(command, args=arguments, default=default, prog=prog)

@@ -1,11 +1,14 @@
 """`klformer train`: one run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
-from klformer.cli.command import Command
-from klformer.cli.settings import Settings, parse_settings
+from klformer.cli.command import Command, is_given, peek
+from klformer.cli.settings import DEFAULT_OUT, Settings, parse_settings
+from klformer.errors import RunError
 from klformer.models import AttentionSpec
+from klformer.runs.folder import RunFolder
 from klformer.runs.naming import run_name
 from klformer.runs.presets import DEFAULT_ATTENTION
 from klformer.runs.train import train_run
@@ -21,7 +24,7 @@ class Train(Settings):
       klformer train --task sparsity --attention gmm-prf
       klformer train --task text --attention gmm-rks:num_frequencies=128 --data.root ~/data --training.max-steps 2000
       klformer train --task listops --attention performer --preset paper
-      klformer train --task text --attention gmm-prf:frozen=true --resume
+      klformer train --name text-laptop-gmm-prf-seed0 --resume
       torchrun --nproc-per-node 2 -m klformer train --task listops --attention fastfood-prf
     """
 
@@ -32,7 +35,30 @@ class Train(Settings):
     name: str | None = None
     """Name of the run's folder; made of task, preset, attention and seed if not given."""
     resume: bool = False
-    """Go on with the run in that folder, if there is one."""
+    """Go on with the run of that name, which says itself what it is: flags are needed for what is to change. Without a
+    name: go on with the run that the other flags name, if there is one."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Train:
+    """Read the arguments; what a run that goes on was started with takes the place of the preset.
+
+    Raises:
+        ArgumentError: there is no such task or preset.
+        RunError: a run is to go on that is not there.
+    """
+    peeked = peek(arguments, name=None, out=str(DEFAULT_OUT))
+    if peeked.name is None or not is_given(arguments, "resume"):
+        return parse_settings(Train, arguments, prog)
+    run = RunFolder(Path(peeked.out).expanduser() / peeked.name)
+    if not run.is_run():
+        raise RunError(f"there is no run {run} to go on with; without --resume it is started{_others(run.path.parent)}")
+    return parse_settings(Train, arguments, prog, start=run.config())
+
+
+def _others(folder: Path) -> str:
+    """The runs that there are, for an error."""
+    names = sorted(path.name for path in folder.glob("*") if RunFolder(path).is_run())
+    return f". Runs in {folder}: {', '.join(names)}" if names else ""
 
 
 def run(options: Train) -> None:
@@ -42,4 +68,4 @@ def run(options: Train) -> None:
     train_run(config, folder, resume=options.resume, reporter=make_reporter(quiet=options.quiet))
 
 
-COMMAND = Command(partial(parse_settings, Train), run)
+COMMAND = Command(parse, run)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from klformer.checks import check_count
-from klformer.data.sequences import AnyArray, Examples, IntArray, Sequences
+from klformer.data.sequences import IGNORED, AnyArray, Examples, IntArray, Sequences
 from klformer.errors import ArgumentError
 
 
@@ -23,7 +23,7 @@ class Batch:
     Args:
         inputs: (B, L) token ids, int64, or (B, L, width) vectors, float32.
         key_mask: (B, L), True = keep.
-        targets: (B,), int64 or float32.
+        targets: (B,), int64 or float32; or (B, L), of the positions.
         ids: (B,), the examples' positions in the data set.
         second: The other side of pairs, padded by itself; None if there is none.
         second_mask: Its mask.
@@ -80,7 +80,7 @@ def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None)
     return Batch(
         inputs=inputs,
         key_mask=key_mask,
-        targets=_as_tensor(examples.targets[indices]),
+        targets=_as_tensor(examples.targets[indices], inputs.shape[1]),
         ids=torch.from_numpy(np.array(indices, np.int64)),
         num_tokens=num_tokens,
         second=second,
@@ -88,8 +88,11 @@ def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None)
     )
 
 
-def _as_tensor(targets: AnyArray) -> Tensor:
-    """Classes as they are, numbers in the models' precision."""
+def _as_tensor(targets: AnyArray, length: int) -> Tensor:
+    """Classes as they are, numbers in the models' precision; those of positions as long as the inputs."""
+    if targets.ndim == 2:
+        cut = targets[:, :length]
+        targets = np.pad(cut, ((0, 0), (0, length - cut.shape[1])), constant_values=IGNORED)
     tensor = torch.from_numpy(targets)
     return tensor.float() if tensor.is_floating_point() else tensor
 

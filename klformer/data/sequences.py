@@ -12,6 +12,8 @@ from klformer.errors import ArgumentError
 
 IntArray = NDArray[np.int64]
 AnyArray = NDArray[Any]
+#: The target of a position of which nothing is asked.
+IGNORED = -100
 #: Types of targets: classes, and numbers.
 TARGET_TYPES = (np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.float64))
 #: Tokens that a fingerprint looks at: all of most data sets, evenly spaced ones of the largest.
@@ -90,16 +92,22 @@ class Sequences:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Sequences, or pairs of them, each with its target: a class (int64) or a number (float32 or float64)."""
+    """Sequences, or pairs of them, each with its target: a class (int64) or a number (float32 or float64).
+
+    Args:
+        first: The sequences, or the first sides of the pairs.
+        targets: (N,); or (N, length) where positions have targets of their own, IGNORED for the others.
+        second: The second sides of pairs.
+    """
 
     first: Sequences
     targets: AnyArray
     second: Sequences | None = None
 
     def __post_init__(self) -> None:
-        if self.targets.dtype not in TARGET_TYPES or self.targets.ndim != 1:
+        if self.targets.dtype not in TARGET_TYPES or self.targets.ndim not in (1, 2):
             raise ArgumentError(
-                "targets must be one-dimensional and int64, float32 or float64, got "
+                "targets must be of one or two dimensions and int64, float32 or float64, got "
                 f"{self.targets.dtype} of shape {self.targets.shape}"
             )
         sizes = [len(self.first), len(self.targets)] + ([] if self.second is None else [len(self.second)])

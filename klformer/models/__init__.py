@@ -2,7 +2,7 @@
 
 from klformer.attention import AttentionSpec
 from klformer.models.build import build_classifier
-from klformer.models.classifiers import PairClassifier, SequenceClassifier
+from klformer.models.classifiers import PairClassifier, PositionClassifier, SequenceClassifier
 from klformer.models.config import EncoderConfig, ModelConfig
 from klformer.models.embeddings import SequenceEmbedding
 from klformer.models.heads import ClassifierHead, PairClassifierHead
@@ -15,6 +15,7 @@ __all__ = [
     "ModelConfig",
     "PairClassifier",
     "PairClassifierHead",
+    "PositionClassifier",
     "SequenceClassifier",
     "SequenceEmbedding",
     "TransformerDecoder",

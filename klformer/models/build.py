@@ -1,11 +1,12 @@
 """From a configuration and the shape of a task to a whole model."""
 
 from klformer.attention import AttentionSpec
-from klformer.models.classifiers import PairClassifier, SequenceClassifier
+from klformer.errors import ArgumentError
+from klformer.models.classifiers import PairClassifier, PositionClassifier, SequenceClassifier
 from klformer.models.config import ModelConfig
 from klformer.models.embeddings import SequenceEmbedding
 from klformer.models.heads import ClassifierHead, PairClassifierHead
-from klformer.models.transformer import TransformerEncoder
+from klformer.models.transformer import TransformerDecoder, TransformerEncoder
 
 
 def build_classifier(
@@ -17,18 +18,29 @@ def build_classifier(
     vocab_size: int | None = None,
     input_dim: int | None = None,
     is_pair: bool = False,
-) -> SequenceClassifier | PairClassifier:
+    of_positions: bool = False,
+    causal: bool = False,
+) -> SequenceClassifier | PairClassifier | PositionClassifier:
     """A classifier with fresh weights from torch's global random state.
 
     Args:
         config: Sizes, positions and pooling.
         attention: One for all layers, or one for each.
         max_len: Longest sequence.
-        num_outputs: Scores of an example: classes, or 1 for a regression.
+        num_outputs: Scores of an example, or a position: classes, or 1 for a regression.
         vocab_size: Number of tokens; give this or `input_dim`.
         input_dim: Size of input vectors; give this or `vocab_size`.
         is_pair: An example is a pair of sequences.
+        of_positions: Scores are of every position; there is no pooling then.
+        causal: Positions see themselves and the past only; for scores of positions.
+
+    Raises:
+        ArgumentError: pairs with scores of positions, or a causal model that reads one vector off a sequence.
     """
+    if of_positions and is_pair:
+        raise ArgumentError("of_positions must be False for pairs of sequences")
+    if causal and not of_positions:
+        raise ArgumentError("causal must be False where one vector is read off a sequence")
     # Parts are made in this order: it decides which random numbers each one gets.
     embedding = SequenceEmbedding(
         model_dim=config.model_dim,
@@ -36,10 +48,14 @@ def build_classifier(
         vocab_size=vocab_size,
         input_dim=input_dim,
         positions=config.positions,
-        cls=config.pooling == "cls",
+        cls=config.pooling == "cls" and not of_positions,
         dropout=config.dropout,
     )
-    encoder = TransformerEncoder(config.encoder(attention, max_len=max_len))
+    layers = config.encoder(attention, max_len=max_len)
+    if of_positions:
+        stack = TransformerDecoder(layers) if causal else TransformerEncoder(layers)
+        return PositionClassifier(embedding, stack, _head(config, num_outputs))
+    encoder = TransformerEncoder(layers)
     if is_pair:
         pair_head = PairClassifierHead(
             model_dim=config.model_dim,
@@ -48,5 +64,8 @@ def build_classifier(
             pair_features=config.pair_features,
         )
         return PairClassifier(embedding, encoder, pair_head)
-    head = ClassifierHead(model_dim=config.model_dim, hidden_dim=config.head_hidden_dim, num_outputs=num_outputs)
-    return SequenceClassifier(embedding, encoder, head)
+    return SequenceClassifier(embedding, encoder, _head(config, num_outputs))
+
+
+def _head(config: ModelConfig, num_outputs: int) -> ClassifierHead:
+    return ClassifierHead(model_dim=config.model_dim, hidden_dim=config.head_hidden_dim, num_outputs=num_outputs)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from klformer.models.embeddings import SequenceEmbedding
 from klformer.models.heads import ClassifierHead, PairClassifierHead
 from klformer.models.pooling import sequence_vectors
-from klformer.models.transformer import TransformerEncoder
+from klformer.models.transformer import TransformerDecoder, TransformerEncoder
 
 
 class SequenceClassifier(nn.Module):
@@ -20,6 +20,23 @@ class SequenceClassifier(nn.Module):
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Tokens (B, L) or vectors (B, L, input_dim), key_mask (B, L) True = keep -> scores (B, num_outputs)."""
         return self.head(sequence_vectors(self.embedding, self.encoder, inputs, key_mask))
+
+
+class PositionClassifier(nn.Module):
+    """Scores of every position of a sequence, by an encoder, or by a decoder that sees the past only."""
+
+    def __init__(
+        self, embedding: SequenceEmbedding, encoder: TransformerEncoder | TransformerDecoder, head: ClassifierHead
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, L) or vectors (B, L, input_dim), key_mask (B, L) True = keep -> scores (B, L, num_outputs)."""
+        x, key_mask = self.embedding(inputs, key_mask)
+        return self.head(self.encoder(x, key_mask=key_mask))
 
 
 class PairClassifier(nn.Module):

@@ -88,8 +88,9 @@ class ModelConfig(StackConfig):
     pair_features: Literal["concat", "difference"] = "concat"
     """What the classifier of a pair sees: both vectors, or also the absolute value of their difference."""
 
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Position embedding: added to the inputs, or by rotation of queries and keys in every layer."""
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
+    """Position embedding: added to the inputs, or by rotation of queries and keys in every layer; "none" for inputs
+    whose order means nothing."""
 
     pooling: Literal["cls", "mean"] = "cls"
     """What the classifier sees of a sequence: the output at a CLS token in front, or the mean over its tokens."""

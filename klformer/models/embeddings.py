@@ -28,7 +28,8 @@ class SequenceEmbedding(nn.Module):
         max_len: Longest sequence, without CLS; what comes after sees one token more with CLS.
         vocab_size: Number of tokens; give this or `input_dim`.
         input_dim: Size of input vectors; give this or `vocab_size`.
-        positions: "sinusoidal" or "learned" are added; for "rotary" nothing is, because the attention rotates by them.
+        positions: "sinusoidal" or "learned" are added; for "rotary" nothing is, because the attention rotates by them,
+            nor for "none".
         cls: Put a learned token, zero at first, in front of every sequence.
         dropout: Applied to the sum.
     """
@@ -43,14 +44,14 @@ class SequenceEmbedding(nn.Module):
         max_len: int,
         vocab_size: int | None = None,
         input_dim: int | None = None,
-        positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal",
         cls: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_count("model_dim", model_dim)
         check_count("max_len", max_len)
-        check_choice("positions", positions, ("sinusoidal", "learned", "rotary"))
+        check_choice("positions", positions, ("sinusoidal", "learned", "rotary", "none"))
         check_probability("dropout", dropout)
         if (vocab_size is None) == (input_dim is None):
             raise ArgumentError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
@@ -66,7 +67,7 @@ class SequenceEmbedding(nn.Module):
         num_positions = max_len + int(cls)
         if positions == "learned":
             self.positions = nn.Parameter(torch.empty(num_positions, model_dim).normal_(std=0.02))
-        elif positions == "rotary":
+        elif positions in ("rotary", "none"):
             self.positions = None
         else:
             self.register_buffer("positions", sinusoidal_positions(num_positions, model_dim), persistent=False)

@@ -160,7 +160,7 @@ def _runs_of(group: Group) -> tuple[Cell, Cell]:
 
 def _scores(group: Group, votes: Sequence[Cell], *, best: bool) -> tuple[Cell, ...]:
     score, spread, validation = group.score(), group.spread(), group.best_validation()
-    show = group.metric.show
+    show = group.metric.show_scaled
     return (
         _no_score(group) if score is None else Cell(show(score), score, best=best),
         MISSING if spread is None else Cell(show(spread[0]), spread[0], note=spread[1]),

@@ -9,12 +9,15 @@ from klformer.tasks import Task
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     """The classifier of a run, with fresh weights from torch's global random state."""
+    objective = task.objective()
     return build_classifier(
         config.model,
         config.attention,
         vocab_size=task.vocab_size,
         input_dim=task.input_dim,
         max_len=task.max_len,
-        num_outputs=task.objective().num_outputs,
+        num_outputs=objective.num_outputs,
         is_pair=task.is_pair,
+        of_positions=objective.of_positions,
+        causal=task.is_causal,
     )

@@ -9,7 +9,14 @@ from klformer.runs.config import ExperimentConfig
 LENGTH = {"training.max_steps", "training.max_epochs"}
 #: Fields in which a resumed run may differ from what it was started with. The data may be in another place, but not
 #: other data: that is told by its fingerprint.
-MAY_CHANGE = LENGTH | {"training.target", "training.keep_checkpoints", "training.log_every", "data.root"}
+MAY_CHANGE = LENGTH | {
+    "training.target",
+    "training.checkpoint_every",
+    "training.checkpoint_seconds",
+    "training.keep_checkpoints",
+    "training.log_every",
+    "data.root",
+}
 
 
 def changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, str]:

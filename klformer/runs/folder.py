@@ -13,12 +13,11 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from klformer.config import Config, describe_problems
@@ -28,7 +27,7 @@ from klformer.files import read_json, replacing, write_json, write_text
 from klformer.runs.changes import MAY_CHANGE, changes
 from klformer.runs.config import ExperimentConfig, check_format
 from klformer.tasks import Split, Task
-from klformer.training.checkpoint import CheckpointStore, read_weights
+from klformer.training.checkpoint import CheckpointStore, read_weights, save_tensors
 from klformer.training.log import MetricsLog, read_lines
 from klformer.training.metrics import Metric
 
@@ -94,18 +93,50 @@ class RunFolder:
         """Whether the folder holds a run."""
         return (self.path / self.CONFIG).is_file()
 
-    def make(self) -> None:
-        """Make the folder, or see that it can be written.
+    def check_place(self) -> None:
+        """See that the folder can be made, before anything long is done.
 
         Raises:
             RunError: it can't.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK):
-                raise PermissionError(f"{self.path} is not writable")
-        except OSError as error:
-            raise RunError(f"can't write to {self.path}: {error.strerror or error}") from error
+        above = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise RunError(f"can't write to {self.path}: {above} is no folder that can be written")
+
+    @contextmanager
+    def claims(self) -> Iterator[Callable[[], None]]:
+        """A function that makes the folder and keeps others out of it until the end, and can be called twice.
+
+        A folder that was made and has not become a run's by the end is removed again. The function raises RunError if
+        the folder can't be written, or somebody else is training in it.
+        """
+        with ExitStack() as until_end:
+            claimed = False
+
+            def claim() -> None:
+                nonlocal claimed
+                if claimed:
+                    return
+                self.check_place()
+                if not self.path.exists():
+                    until_end.callback(self._remove_unless_run)
+                try:
+                    self.path.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise RunError(f"can't write to {self.path}: {error.strerror or error}") from error
+                until_end.enter_context(self.only_process())
+                claimed = True
+
+            yield claim
+
+    def _remove_unless_run(self) -> None:
+        """Remove a folder in which nothing but the beginning of a run was written."""
+        if self.is_run():
+            return
+        for name in (self.INITIAL, self.DATA, self.TASK):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else has put something there
+            self.path.rmdir()
 
     @contextmanager
     def only_process(self) -> Iterator[None]:
@@ -143,7 +174,8 @@ class RunFolder:
         """The configuration as it was written, also of a task or an attention that is not known here.
 
         Raises:
-            RunError: the folder is not a run's, of another format, or the file is damaged.
+            RunError: the folder is not a run's, or of another format.
+            FileError: the file can't be read.
         """
         self._check_is_run()
         content = read_json(self.path / self.CONFIG)
@@ -170,7 +202,8 @@ class RunFolder:
         """What there is to know of the task.
 
         Raises:
-            RunError: the file is not there, or damaged.
+            FileError: the file can't be read.
+            RunError: it holds something else.
         """
         try:
             return TaskFacts.model_validate(read_json(self.path / self.TASK))
@@ -214,9 +247,8 @@ class RunFolder:
         """Keep the weights that a run starts from; those of a run that goes on are there already."""
         path = self.path / self.INITIAL
         if before is None or not path.exists():
-            tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
             with replacing(path) as temporary:
-                save_file(tensors, temporary)
+                save_tensors(model.state_dict(), temporary)
 
     def write_beginning(
         self, config: ExperimentConfig, before: ExperimentConfig | None, task: Task, splits: Mapping[Split, Examples]

@@ -1,5 +1,6 @@
 """Runs that are read back from their folders; nothing is unpickled."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,12 +8,13 @@ from accelerate import Accelerator
 from torch import nn
 
 from klformer.data import Examples
-from klformer.errors import RunError
+from klformer.errors import RunError, UserError
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
 from klformer.tasks import Split, Task, build_task
-from klformer.training.checkpoint import put_weights
+from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.metrics import Metric
 from klformer.training.processes import make_accelerator
@@ -21,13 +23,15 @@ from klformer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run that was read back, with the weights of its best checkpoint."""
+    """A run that was read back, with the weights of its best checkpoint, or of another if that is damaged."""
 
     run: RunFolder
     config: ExperimentConfig
     task: Task
     model: nn.Module
     step: int
+    #: Which of the run's checkpoints the weights are of, in words.
+    weights: str
     #: The data is to be the run's own; not if another folder of data was asked for.
     own_data: bool
 
@@ -89,8 +93,59 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     task = build_task(config.task, data)
     model = build_model(config, task)
     store = run.checkpoints(reporter.say)
-    checkpoint = store.newest("best") or store.newest("step")
-    if checkpoint is None:
-        raise RunError(f"{folder} has no whole checkpoint")
+    checkpoint, which = _best_of(store, folder)
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    return LoadedRun(run, config, task, model.eval(), checkpoint.step, own_data=data_root is None)
+    weights = f"{which}, step {checkpoint.step}"
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=data_root is None)
+
+
+class RunReader:
+    """Reads several runs for one command: what is no run is left out with a note, and damaged ones do not stop it.
+
+    Args:
+        reporter: Told what is left out.
+        data_root: Where the data is, if not where the runs had it.
+    """
+
+    def __init__(self, reporter: Reporter, *, data_root: Path | None = None) -> None:
+        self._reporter = reporter
+        self._data_root = data_root
+        self._damaged: list[str] = []
+
+    def read(self, folders: Sequence[Path]) -> Iterator[LoadedRun]:
+        """The runs in these folders, and below them.
+
+        Raises:
+            RunError: there is none.
+        """
+        paths = {path.resolve(): path for folder in folders for path in find_runs(folder)}
+        empty = [folder for folder in folders if not find_runs(folder)]
+        if not paths:
+            raise RunError(f"there is no run in {', '.join(map(str, empty))}" if empty else "give at least one run")
+        for folder in empty:
+            self._reporter.say(f"note: {folder} is not a run and holds none; left out")
+        for path in paths.values():
+            try:
+                loaded = load_run(path, self._reporter, data_root=self._data_root)
+            except UserError as error:
+                self._damaged.append(str(error))
+                continue
+            yield loaded
+
+    def finish(self) -> None:
+        """To be called when everything is written.
+
+        Raises:
+            RunError: some of the runs could not be read.
+        """
+        if self._damaged:
+            raise RunError(f"runs that can't be read were left out: {'; '.join(self._damaged)}")
+
+
+def _best_of(store: CheckpointStore, folder: Path) -> tuple[Checkpoint, str]:
+    """The best checkpoint that is whole, and what it is."""
+    if best := store.newest("best"):
+        return best, "best checkpoint" if store.is_last(best, "best") else "an earlier best checkpoint"
+    if newest := store.newest("step"):
+        return newest, "newest checkpoint, not the best one" if store.holds("best") else "newest checkpoint"
+    raise RunError(f"{folder} has no whole checkpoint")

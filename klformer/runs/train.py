@@ -1,6 +1,6 @@
 """One run: data, model and training put together, and the result written down."""
 
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -42,15 +42,17 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     if not accelerator.is_main_process:
         reporter = SilentReporter()
     run = RunFolder(folder)
-    with ExitStack() as until_done:
+    with run.claims() as claim:
 
         def enter() -> ExperimentConfig | None:
-            run.make()
-            until_done.enter_context(run.only_process())
+            if run.path.exists():
+                claim()
+            else:
+                run.check_place()
             return run.config_so_far(config, resume=resume)
 
         before = on_main_process(enter)
-        result = _train(config, before, run, accelerator, reporter, resume=resume)
+        result = _train(config, before, run, claim, accelerator, reporter, resume=resume)
         if accelerator.is_main_process:
             run.write_result(result)
     reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
@@ -62,19 +64,22 @@ def _train(
     config: ExperimentConfig,
     before: ExperimentConfig | None,
     run: RunFolder,
+    claim: Callable[[], None],
     accelerator: Accelerator,
     reporter: Reporter,
     *,
     resume: bool,
 ) -> dict[str, Any]:
-    """Train and evaluate; `before` is the configuration of a run that goes on."""
+    """Train and evaluate; `before` is the configuration of a run that goes on.
+
+    The folder is made, by `claim`, when data and model are there: what fails before leaves nothing behind.
+    """
     task = build_task(config.task, config.data, quiet=isinstance(reporter, SilentReporter))
     on_main_process(task.prepare)
     # Test as well: what is wrong with it is to be seen before training, not after.
     splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
-    on_main_process(lambda: run.write_initial(model, before))
     objective = task.objective()
     trainer = Trainer(
         model,
@@ -91,6 +96,8 @@ def _train(
         seed=config.seed,
         callbacks=_callbacks(config, objective),
     )
+    on_main_process(claim)
+    on_main_process(lambda: run.write_initial(model, before))
     going_on = resume and trainer.resume()
     _check_end(config, before, trainer, run)
     on_main_process(lambda: run.write_beginning(config, before, task, splits))

@@ -55,8 +55,9 @@ class Task(ABC):
     title: ClassVar[str] = ""
     #: What the task is, in a few words.
     summary: ClassVar[str] = ""
-    #: Number of classes; not needed where `objective` is another than classification.
-    num_classes: ClassVar[int]
+    #: Number of classes; not needed where `objective` is another than classification. This and the two sizes of inputs
+    #: are the class's, or set in __init__ where they depend on the options.
+    num_classes: int
     #: The selecting metric of somebody who guesses, if that is known.
     chance: ClassVar[float | None] = None
     #: Options of the data; a subclass where the task has some of its own.
@@ -64,12 +65,16 @@ class Task(ABC):
     #: Settings by preset and section (tasks/presets.py). There is always a `laptop`.
     presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({})
     #: Number of token ids; None if positions are vectors.
-    vocab_size: ClassVar[int | None] = None
+    vocab_size: int | None = None
     #: Size of the vectors; None if positions are token ids.
-    input_dim: ClassVar[int | None] = None
+    input_dim: int | None = None
     is_pair: ClassVar[bool] = False
+    #: Positions see themselves and what comes before them only.
+    is_causal: bool = False
     #: Whether the data can be generated, so that `num_examples` has a meaning.
     is_generated: ClassVar[bool] = False
+    #: Whether there are no files: what is read is generated at once.
+    in_memory: ClassVar[bool] = False
     default_max_len: ClassVar[int]
     #: Examples of the official files, by part.
     official_sizes: ClassVar[Mapping[Split, int]] = MappingProxyType({})
@@ -92,7 +97,7 @@ class Task(ABC):
 
     def location(self) -> str:
         """Where the data is read from, or will be generated to."""
-        return str(self.root)
+        return "memory (generated from data.seed)" if self.in_memory else str(self.root)
 
     def objective(self) -> Objective:
         """What is learned: classes, if nothing else is said."""
@@ -116,7 +121,7 @@ class Task(ABC):
             DataError: data is missing, malformed or fewer than the limit.
         """
         check_choice("split", split, get_args(Split))
-        if exists(self.root) and not is_folder(self.root):
+        if not self.in_memory and exists(self.root) and not is_folder(self.root):
             raise DataError("is no folder; data.root must be the folder that the data is in", file=self.root)
         examples = self._select(split)
         limit = self.config.limit(split)

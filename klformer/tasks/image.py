@@ -213,10 +213,10 @@ class Image(Task):
     name: ClassVar[str] = "image"
     title: ClassVar[str] = "Image"
     summary: ClassVar[str] = "class of a grey CIFAR-10 image from its 1,024 pixels"
-    num_classes: ClassVar[int] = _NUM_CLASSES
+    num_classes: int = _NUM_CLASSES
     chance: ClassVar[float | None] = 0.1
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    vocab_size: ClassVar[int | None] = 256
+    vocab_size: int | None = 256
     default_max_len: ClassVar[int] = _PIXELS
     official_sizes = MappingProxyType({"train": 50_000, "test": 10_000})
 

@@ -74,10 +74,10 @@ class ListOps(Task):
     name: ClassVar[str] = "listops"
     title: ClassVar[str] = "ListOps"
     summary: ClassVar[str] = "value of a nested expression of MIN, MAX, MED and SM, up to 2,000 tokens (generated)"
-    num_classes: ClassVar[int] = 10
+    num_classes: int = 10
     chance: ClassVar[float | None] = 0.1
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    vocab_size: ClassVar[int | None] = len(TOKENS) + 1
+    vocab_size: int | None = len(TOKENS) + 1
     is_generated: ClassVar[bool] = True
     data_config: ClassVar[type[DataConfig]] = GeneratedData
     default_max_len: ClassVar[int] = 2_000

@@ -69,10 +69,10 @@ class Retrieval(Task):
     name: ClassVar[str] = "retrieval"
     title: ClassVar[str] = "Retrieval"
     summary: ClassVar[str] = "does one paper cite the other (AAN), from up to 4,000 bytes of each"
-    num_classes: ClassVar[int] = 2
+    num_classes: int = 2
     chance: ClassVar[float | None] = 0.5
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    vocab_size: ClassVar[int | None] = 257
+    vocab_size: int | None = 257
     is_pair: ClassVar[bool] = True
     default_max_len: ClassVar[int] = 4_000
     official_sizes = MappingProxyType({"train": 147_086, "validation": 18_090, "test": 17_437})

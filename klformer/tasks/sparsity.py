@@ -91,10 +91,10 @@ class Sparsity(Task):
     name: ClassVar[str] = "sparsity"
     title: ClassVar[str] = "Sparsity"
     summary: ClassVar[str] = "sum of the values at the positions that matter, length 200 (generated)"
-    num_classes: ClassVar[int] = NUM_CLASSES
+    num_classes: int = NUM_CLASSES
     chance: ClassVar[float | None] = 1 / NUM_CLASSES
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    input_dim: ClassVar[int | None] = 3
+    input_dim: int | None = 3
     is_generated: ClassVar[bool] = True
     data_config: ClassVar[type[DataConfig]] = SparsityData
     default_max_len: ClassVar[int] = 200

@@ -67,7 +67,8 @@ def _read_parquet(path: Path, columns: tuple[str, str]) -> Iterator[tuple[int, s
             positions = _positions(path, names, columns)
             table = file.read(columns=[names[position] for position in positions])
             first, second = (table.column(names[position]).to_pylist() for position in positions)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        # A text that is not UTF-8 is found when it is turned into Python's.
         raise DataError(f"is not a whole parquet file: {error}", file=path) from error
     for row, (text, label) in enumerate(zip(first, second, strict=True), start=1):
         if text is None or label is None:

@@ -165,10 +165,10 @@ class Text(Task):
     name: ClassVar[str] = "text"
     title: ClassVar[str] = "Text"
     summary: ClassVar[str] = "sentiment of film reviews (IMDB) from up to 4,000 bytes"
-    num_classes: ClassVar[int] = 2
+    num_classes: int = 2
     chance: ClassVar[float | None] = 0.5
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    vocab_size: ClassVar[int | None] = 257
+    vocab_size: int | None = 257
     default_max_len: ClassVar[int] = 4_000
     data_config: ClassVar[type[DataConfig]] = TextData
     official_sizes = MappingProxyType({"train": 25_000, "test": 25_000})

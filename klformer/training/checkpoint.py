@@ -38,10 +38,23 @@ class Checkpoint:
     info: dict[str, Any]
 
     def weights(self) -> dict[str, Tensor]:
-        return load_file(self.folder / WEIGHTS)
+        """Raises RunError if they can't be read, though the checksum is theirs."""
+        return read_weights(self.folder / WEIGHTS)
 
     def optimiser(self) -> dict[str, Tensor]:
-        return load_file(self.folder / OPTIMISER)
+        """Raises as `weights`."""
+        return read_weights(self.folder / OPTIMISER)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors, for whom the umask says.
+
+    safetensors makes files that nobody else may read; colleagues share folders of runs.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(mode)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -83,7 +96,7 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
-        self._say = say
+        self.say = say
 
     def save(self, kind: str, step: int, files: Mapping[str, Mapping[str, Tensor]], info: Mapping[str, Any]) -> Path:
         """Write a checkpoint of `kind` ("step", "best" or what a callback keeps) in one stroke.
@@ -100,7 +113,7 @@ class CheckpointStore:
                 temporary.mkdir()
                 digests = {}
                 for name, tensors in files.items():
-                    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary / name)
+                    save_tensors(tensors, temporary / name)
                     sync(temporary / name)
                     digests[name] = sha256(temporary / name)
                 manifest = {"step": step, "files": digests, "info": dict(info)}
@@ -123,18 +136,36 @@ class CheckpointStore:
             try:
                 return _open(folder)
             except _NotWhole as problem:
-                self._say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
+                self.say(f"checkpoint {folder} is not whole ({problem}); using the one before it")
         return None
+
+    def whole(self, kind: str) -> list[Checkpoint]:
+        """All whole checkpoints of a kind, oldest first; those that are not are named and passed over."""
+        found = []
+        for folder in self._folders(kind):
+            try:
+                found.append(_open(folder))
+            except _NotWhole as problem:
+                self.say(f"checkpoint {folder} is not whole ({problem})")
+        return found
 
     def holds(self, kind: str) -> bool:
         """Whether there are checkpoints of a kind, whole or not."""
         return bool(self._folders(kind))
 
+    def is_last(self, checkpoint: Checkpoint, kind: str) -> bool:
+        """Whether no newer one of its kind was written, whole or not."""
+        return self._folders(kind)[-1] == checkpoint.folder
+
     def remove_after(self, kind: str, step: int) -> None:
         """Remove what is newer than the step that a run goes on from: it is torn, or will be made again."""
         for folder in self._folders(kind)[len(self._folders(kind, step)) :]:
-            shutil.rmtree(folder)
-            self._say(f"removed {folder}, the run goes on from step {step}")
+            self.remove(folder, f"the run goes on from step {step}")
+
+    def remove(self, folder: Path, reason: str) -> None:
+        """Remove a checkpoint, and say so."""
+        shutil.rmtree(folder)
+        self.say(f"removed {folder}, {reason}")
 
     def prune(self, kind: str, keep: int, *, up_to: int) -> None:
         """Remove all but the newest `keep` of a kind up to a step, and what interrupted writes left behind."""
@@ -173,7 +204,7 @@ def _open(folder: Path) -> Checkpoint:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
             raise _NotWhole(f"{MANIFEST} does not match its checksum")
-        for name, digest in manifest["files"].items():
+        for name, digest in _files_of(manifest).items():
             if sha256(folder / name) != digest:
                 raise _NotWhole(f"{name} does not match its checksum")
     except ValueError as error:
@@ -183,6 +214,16 @@ def _open(folder: Path) -> Checkpoint:
     except OSError as error:
         raise _NotWhole(str(error)) from error
     return Checkpoint(folder, manifest["step"], manifest["info"])
+
+
+def _files_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The files of a manifest, if it is one: a checksum says who wrote it, not what."""
+    step, files, info = (manifest.get(key) for key in ("step", "files", "info"))
+    if type(step) is not int or not isinstance(info, dict) or not isinstance(files, dict):
+        raise _NotWhole(f"{MANIFEST} lacks step, files or info")
+    if WEIGHTS not in files or not files.keys() <= {WEIGHTS, OPTIMISER}:
+        raise _NotWhole(f"{MANIFEST} must name {WEIGHTS}, and nothing but it and {OPTIMISER}")
+    return files
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -81,6 +81,10 @@ class TrainingConfig(Config):
     checkpoint_every: int = Field(500, ge=1)
     """Write a checkpoint every so many steps, and at the end."""
 
+    checkpoint_seconds: float | None = Field(30.0, gt=0)
+    """Write a checkpoint also when the last one is so many seconds old; never because of that if None. If writing takes
+    long, it is done less often, so that training does not wait for it more than a twentieth of the time."""
+
     keep_checkpoints: int = Field(2, ge=1)
     """Keep so many of the newest checkpoints, and as many of the best ones."""
 

@@ -37,9 +37,10 @@ class Objective(ABC):
     metrics: ClassVar[Sequence[Metric]]
     #: What is kept of an example for the metrics.
     prediction_dtype: ClassVar[torch.dtype] = torch.float32
-    prediction_shape: ClassVar[tuple[int, ...]] = ()
     #: What metrics of the draws' combined prediction are called: NAME becomes voting_NAME.
     combination: ClassVar[str] = "combined"
+    #: Whether targets and outputs are of the positions of a sequence, and not of the whole.
+    of_positions: ClassVar[bool] = False
 
     @property
     def selecting(self) -> Metric:
@@ -47,9 +48,14 @@ class Objective(ABC):
         return self.metrics[0]
 
     @property
+    def prediction_shape(self) -> tuple[int, ...]:
+        """The shape of what is kept of an example."""
+        return ()
+
+    @property
     @abstractmethod
     def num_outputs(self) -> int:
-        """Numbers that the model's head gives for an example."""
+        """Numbers that the model's head gives for an example, or for a position of it."""
 
     @abstractmethod
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -61,7 +67,7 @@ class Objective(ABC):
 
     @abstractmethod
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-        """All metrics by name, from all predictions (N, ...) of a split and their targets (N,)."""
+        """All metrics by name, from all predictions (N, ...) of a split and their targets (N, ...)."""
 
     @abstractmethod
     def combine(self, predictions: Tensor) -> Tensor:
@@ -69,7 +75,7 @@ class Objective(ABC):
 
     @abstractmethod
     def check_targets(self, targets: Tensor) -> None:
-        """Refuse targets (N,) that are not of this objective.
+        """Refuse targets (N, ...) that are not of this objective.
 
         Raises:
             ArgumentError: they have the wrong type or values.
@@ -77,7 +83,7 @@ class Objective(ABC):
 
     @abstractmethod
     def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        """Targets (count,) of the right kind that mean nothing: for benchmarks."""
+        """Targets (count, ...) of the right kind that mean nothing: for benchmarks."""
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """What the model gives for a batch, (B, ...)."""

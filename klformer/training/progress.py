@@ -1,9 +1,11 @@
 """What is shown while a run goes on: a live line on a terminal, plain lines elsewhere, nothing if quiet."""
 
+import errno
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -52,6 +54,46 @@ class SilentReporter(Reporter):
 
     def finish(self) -> None:
         pass
+
+
+class AttendedReporter(Reporter):
+    """Another reporter, as long as somebody listens: a terminal that is gone or a pipe without a reader ends no run in
+    the middle of a step.
+
+    Args:
+        reporter: What shows something.
+        left: Called when whoever listened has left; nothing is shown from then on.
+    """
+
+    def __init__(self, reporter: Reporter, *, left: Callable[[], None]) -> None:
+        self._reporter = reporter
+        self._left = left
+
+    def say(self, message: str) -> None:
+        with self._attended():
+            self._reporter.say(message)
+
+    def start(self, step: int, total_steps: int) -> None:
+        with self._attended():
+            self._reporter.start(step, total_steps)
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        with self._attended():
+            self._reporter.step(step, loss=loss, metrics=metrics, tokens_per_second=tokens_per_second)
+
+    def finish(self) -> None:
+        with self._attended():
+            self._reporter.finish()
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            self._reporter = SilentReporter()
+            self._left()
 
 
 class PlainReporter(Reporter):

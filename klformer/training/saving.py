@@ -1,6 +1,7 @@
 """What training saves and takes up again: the state to go on from, and the weights that are worth keeping."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Saver:
         self.accelerator = accelerator
         self.callbacks = callbacks
         self.keep = keep
+        self._earlier: dict[Path, int] = {}
 
     def save(self, progress: Progress, totals: StepTotals) -> None:
         """Write everything that a run goes on from."""
@@ -67,12 +69,14 @@ class Saver:
                 info["scaler"] = scaler.state_dict()
             self.store.save("step", progress.step, files, info)
             self.store.prune("step", self.keep, up_to=progress.step)
+            self._remove_earlier(progress.step)
         self.accelerator.wait_for_everyone()
 
     def keep_weights(self, kind: str, step: int, info: Mapping[str, Any]) -> None:
         """Write the weights alone."""
         if self.accelerator.is_main_process:
-            self.store.save(kind, step, {WEIGHTS: self.model.state_dict()}, info)
+            folder = self.store.save(kind, step, {WEIGHTS: self.model.state_dict()}, info)
+            self._earlier.pop(folder, None)
 
     def keep_best(self, step: int, info: Mapping[str, Any]) -> None:
         """Write the weights as those of the best model so far."""
@@ -83,8 +87,11 @@ class Saver:
     def restore(self) -> tuple[Progress, StepTotals] | None:
         """Take up the newest whole checkpoint; None if there is none yet. What is newer is removed.
 
+        Weights that were kept before there was a checkpoint are the only ones then. They stay until the run, which
+        starts again, has come as far.
+
         Raises:
-            RunError: all checkpoints are damaged, but there is a best model, which starting over would remove.
+            RunError: all checkpoints are damaged, but there is a best model, which is worth more than a new start.
         """
         checkpoint = self.store.newest("step")
         best = self.store.newest("best")
@@ -95,11 +102,24 @@ class Saver:
                 "--name"
             )
         self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            for kind in ("step", "best", *(kind for callback in self.callbacks for kind in callback.checkpoint_kinds)):
-                self.store.remove_after(kind, 0 if checkpoint is None else checkpoint.step)
+        kinds = ("best", *(kind for callback in self.callbacks for kind in callback.checkpoint_kinds))
         if checkpoint is None:
+            self._earlier = {found.folder: found.step for kind in kinds for found in self.store.whole(kind)}
+            for folder in self._earlier:
+                self.store.say(f"there is no checkpoint to go on from; {folder} is kept until the run is as far again")
             return None
+        if self.accelerator.is_main_process:
+            for kind in ("step", *kinds):
+                self.store.remove_after(kind, checkpoint.step)
+        try:
+            return self._take_up(checkpoint)
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{checkpoint.folder} is whole, but not what this version goes on from: {error!r}; remove it to go on "
+                "from the one before it"
+            ) from error
+
+    def _take_up(self, checkpoint: Checkpoint) -> tuple[Progress, StepTotals]:
         self.load_weights(checkpoint)
         load_optimiser_tensors(self.model, self.optimiser, checkpoint.optimiser())
         for callback in self.callbacks:
@@ -107,6 +127,13 @@ class Saver:
         if self.accelerator.scaler is not None and "scaler" in checkpoint.info:
             self.accelerator.scaler.load_state_dict(checkpoint.info["scaler"])
         return Progress(**checkpoint.info["progress"]), StepTotals(**checkpoint.info["totals"])
+
+    def _remove_earlier(self, step: int) -> None:
+        """Remove the weights of an earlier start that the run has passed by without writing them again."""
+        for folder, reached in list(self._earlier.items()):
+            if reached <= step:
+                self.store.remove(folder, f"the run has come to step {step} again")
+                del self._earlier[folder]
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         """Put the weights of a checkpoint into the model."""

@@ -1,4 +1,7 @@
-"""SIGINT and SIGTERM: the first asks for a stop after the step, a second one stops at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first asks for a stop after the step, a second one stops at once.
+
+A signal that the process was started to ignore, as `nohup` does with SIGHUP, stays ignored.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -9,6 +12,9 @@ import torch
 from accelerate import Accelerator
 
 from klformer.errors import Interrupted
+
+#: Ctrl-C, a batch system that wants its machine back, and a terminal that is gone.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
@@ -22,6 +28,10 @@ class StopSignal:
     def name(self) -> str:
         """The signal's name; SIGTERM if another process got it."""
         return signal.Signals(self.number or signal.SIGTERM).name
+
+    def hang_up(self) -> None:
+        """Whoever read the output has left: as if the terminal were gone."""
+        self.number = self.number or signal.SIGHUP
 
     def came_to_any(self, accelerator: Accelerator) -> bool:
         """Whether a process was asked to stop; the same in all of them."""
@@ -41,7 +51,8 @@ class StopSignal:
                 raise Interrupted("stopped at once, in the middle of a step; what was saved before it is whole")
             self.number = number
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        watched = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, ask) for number in watched}
         try:
             yield
         finally:

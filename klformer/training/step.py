@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from klformer.data import Examples, collate
 from klformer.data.sequences import IntArray
+from klformer.training.clock import CheckpointClock
 from klformer.training.config import TrainingConfig
 from klformer.training.objective import Objective
 from klformer.training.signals import StopSignal
@@ -31,6 +32,7 @@ class StepResult:
         metrics: Those metrics that are means over the same, as sums.
         tokens: Real tokens.
         stop: Whether a process was asked to stop.
+        save: Whether a process finds that a checkpoint is due.
     """
 
     loss: float
@@ -38,6 +40,7 @@ class StepResult:
     metrics: dict[str, float]
     tokens: int
     stop: bool
+    save: bool
 
 
 class Stepper:
@@ -51,6 +54,7 @@ class Stepper:
         training: Parts, clipping and padding.
         accelerator: Device, processes and precision.
         signal: That this process got, if any.
+        clock: Of this process's checkpoints.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Stepper:
         training: TrainingConfig,
         accelerator: Accelerator,
         signal: StopSignal,
+        clock: CheckpointClock,
     ) -> None:
         self.model = model
         self.optimiser = optimiser
@@ -71,6 +76,7 @@ class Stepper:
         self.training = training
         self.accelerator = accelerator
         self.signal = signal
+        self.clock = clock
         self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
 
     def step(self, indices: IntArray) -> StepResult:
@@ -81,7 +87,7 @@ class Stepper:
         """
         sums = self._backward(indices)
         names = [metric.name for metric in self.objective.metrics]
-        loss, count, tokens, stop, *metrics = self.accelerator.reduce(sums, "sum").tolist()
+        loss, count, tokens, stop, save, *metrics = self.accelerator.reduce(sums, "sum").tolist()
         if not math.isfinite(loss):
             raise NotFinite(f"loss is {loss}")
         self._weigh_gradients(len(indices) / count if count else 0.0)
@@ -94,17 +100,17 @@ class Stepper:
         self.optimiser.step()
         self.optimiser.zero_grad()
         known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
-        return StepResult(loss, int(count), known, int(tokens), bool(stop))
+        return StepResult(loss, int(count), known, int(tokens), bool(stop), bool(save))
 
     def _backward(self, indices: IntArray) -> Tensor:
         """Forward and backward through this process's parts.
 
         Returns:
-            This process's [loss, count, tokens, signal, metrics ...]; NaN for metrics that are no means.
+            This process's [loss, count, tokens, signal, save, metrics ...]; NaN for metrics that are no means.
         """
         accelerator, objective = self.accelerator, self.objective
         names = [metric.name for metric in objective.metrics]
-        sums = torch.zeros(4 + len(names), dtype=torch.float64, device=accelerator.device)
+        sums = torch.zeros(5 + len(names), dtype=torch.float64, device=accelerator.device)
         share, weight = self._share(indices)
         parts = [part for part in np.array_split(share, self.training.accumulation) if len(part)]
         for number, part in enumerate(parts):
@@ -121,10 +127,11 @@ class Stepper:
             sums[1] += weight * objective.count(outputs, batch)
             sums[2] += weight * batch.num_tokens
             shown = objective.sums(outputs, batch)
-            for place, name in enumerate(names, start=4):
+            for place, name in enumerate(names, start=5):
                 sums[place] += weight * shown[name] if name in shown else math.nan
-        # It goes with the sums, so that all processes know of a signal that one got.
+        # They go with the sums, so that all processes know of a signal that one got, and save together.
         sums[3] = float(self.signal.number)
+        sums[4] = float(self.clock.is_due())
         return sums
 
     def _weigh_gradients(self, factor: float) -> None:

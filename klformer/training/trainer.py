@@ -19,18 +19,19 @@ from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.noise import resample
 from klformer.training.callbacks import Callback, Validation
 from klformer.training.checkpoint import CheckpointStore
+from klformer.training.clock import CheckpointClock
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.log import MetricsLog
 from klformer.training.objective import Objective
 from klformer.training.optimiser import build_optimiser, set_learning_rate
-from klformer.training.progress import Reporter
+from klformer.training.progress import AttendedReporter, Reporter
 from klformer.training.saving import Saver
 from klformer.training.schedules import learning_rate
 from klformer.training.seeds import derived_seed, generator_for
 from klformer.training.signals import StopSignal
 from klformer.training.state import Progress, StepTotals
-from klformer.training.step import NotFinite, Stepper
+from klformer.training.step import NotFinite, Stepper, StepResult
 
 
 class Trainer:
@@ -79,7 +80,9 @@ class Trainer:
         self.store = store
         self.open_log = open_log
         self.accelerator = accelerator
-        self.reporter = reporter
+        self._signal = StopSignal()
+        self._clock = CheckpointClock(training.checkpoint_seconds)
+        self.reporter = AttendedReporter(reporter, left=self._signal.hang_up)
         self.seed = seed
         self.callbacks = callbacks
         self.validation_examples = validation
@@ -96,7 +99,6 @@ class Trainer:
             callbacks=callbacks,
             keep=training.keep_checkpoints,
         )
-        self._signal = StopSignal()
         self.stepper = Stepper(
             self.wrapped,
             self.optimiser,
@@ -105,6 +107,7 @@ class Trainer:
             training=training,
             accelerator=accelerator,
             signal=self._signal,
+            clock=self._clock,
         )
         self.progress, self.totals = Progress(), StepTotals()
 
@@ -138,7 +141,7 @@ class Trainer:
         """Train to the end; nothing happens if that is reached already.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM came; the state is saved.
+            Interrupted: SIGINT, SIGTERM or SIGHUP came, or whoever read the output has left; the state is saved.
             RunError: loss or gradient are not finite any more, or a file can't be written.
         """
         if self.is_done:
@@ -194,20 +197,21 @@ class Trainer:
 
     def _loop(self, log: MetricsLog | None) -> None:
         self.wrapped.train()
+        self._clock.start()
         for step, indices in self._batches():
             started = time.monotonic()
-            stop = self._one_step(step, indices)
+            done = self._one_step(step, indices)
             seconds = time.monotonic() - started
             self.progress.step = step
             self.progress.seconds += seconds
             self.totals.seconds += seconds
-            last = step == self.total_steps
+            stop, last = done.stop, step == self.total_steps
             if step % self.training.log_every == 0 or last:
                 self._write_totals(log)
             if step % self.training.evaluate_every == 0 or last:
                 self._validate(log)
                 stop = self._signal.came_to_any(self.accelerator)
-            if step % self.training.checkpoint_every == 0 or self.is_done or stop:
+            if step % self.training.checkpoint_every == 0 or self.is_done or stop or done.save:
                 self._save()
             if self.is_done:
                 if not last:
@@ -225,8 +229,8 @@ class Trainer:
                 step += 1
                 yield step, indices
 
-    def _one_step(self, step: int, indices: IntArray) -> bool:
-        """One update with a batch of all processes; returns whether a process was asked to stop."""
+    def _one_step(self, step: int, indices: IntArray) -> StepResult:
+        """One update with a batch of all processes."""
         every = self.training.resample_every
         if every is not None and step % every == 0:
             resample(self.model, generator_for(self.seed, "frequencies", step))
@@ -243,7 +247,7 @@ class Trainer:
         for name, value in done.metrics.items():
             totals.metrics[name] = totals.metrics.get(name, 0.0) + value
         self.progress.tokens += done.tokens
-        return done.stop
+        return done
 
     def _rate(self, step: int) -> float:
         return learning_rate(self.schedule, self.base_rate, step, self.total_steps)
@@ -285,7 +289,8 @@ class Trainer:
             self.saver.keep_best(step, {f"validation_{metric.name}": value})
 
     def _save(self) -> None:
-        self.saver.save(self.progress, self.totals)
+        with self._clock.saving():
+            self.saver.save(self.progress, self.totals)
 
 
 def _check_target(training: TrainingConfig, objective: Objective) -> None:

@@ -75,6 +75,14 @@ def test_a_reader_that_leaves_is_no_error(argument):
     assert done.returncode == 1
 
 
+@pytest.fixture
+def interrupts():
+    """Processes that are started can be interrupted, also where the tests themselves were told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 #: A torch that says when its import begins, takes long, and turns an interrupt into an error of its own.
 SLOW_TORCH = """
 import time
@@ -86,6 +94,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_during_imports_is_one_line(tmp_path):
     (tmp_path / "torch.py").write_text(SLOW_TORCH)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(klformer.__file__).parent.parent}"}
@@ -103,6 +112,7 @@ def test_an_interrupt_during_imports_is_one_line(tmp_path):
     assert process.returncode == 130
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("seconds", [0.1, 0.5])
 def test_an_interrupt_at_an_early_moment_is_one_line(seconds):
     command = [sys.executable, "-c", "from klformer.cli.main import main; print(flush=True); main()", "list"]

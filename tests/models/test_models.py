@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import SMALL_OPTIONS, build
+from support import build, small_options
 
 import klformer
 from klformer.models import (
@@ -37,7 +37,7 @@ def small_model(name):
 
 
 def spec(name):
-    return AttentionSpec(name=name, options=SMALL_OPTIONS.get(name, {}))
+    return AttentionSpec(name=name, options=small_options(name))
 
 
 def encoder(name="gmm-rks", **arguments):
@@ -237,7 +237,7 @@ def test_sinusoidal_positions():
     ("make", "message"),
     [
         (lambda: SequenceEmbedding(model_dim=4, max_len=4), "give either vocab_size or input_dim"),
-        (lambda: SequenceEmbedding(model_dim=4, max_len=4, vocab_size=3, positions="none"), "positions must be one of"),
+        (lambda: SequenceEmbedding(model_dim=4, max_len=4, vocab_size=3, positions="some"), "positions must be one of"),
         (lambda: encoder(dropout=1.0), "dropout: Input should be less than 1, got 1.0"),
         (lambda: encoder(activation="tanh"), "activation: Input should be 'gelu' or 'relu', got 'tanh'"),
         (lambda: encoder(num_layers=0), "num_layers: Input should be greater than or equal to 1, got 0"),

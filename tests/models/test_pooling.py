@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import SMALL_OPTIONS
+from support import small_options
 
 import klformer
 from klformer.models import AttentionSpec, ModelConfig, build_classifier
@@ -15,7 +15,7 @@ BATCH, LENGTH = 3, 9
 
 def model(name="gmm-prf", *, is_pair=False, num_outputs=4, **sizes):
     chosen = {"pooling": "mean", "dropout": 0.0, "model_dim": 12, "num_heads": 3, "head_dim": 4, "ffn_dim": 7}
-    attention = AttentionSpec(name=name, options=SMALL_OPTIONS.get(name, {}))
+    attention = AttentionSpec(name=name, options=small_options(name))
     return build_classifier(
         ModelConfig(**chosen | sizes), attention, vocab_size=11, max_len=20, num_outputs=num_outputs, is_pair=is_pair
     ).double()

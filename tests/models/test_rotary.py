@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import SMALL_OPTIONS, build
+from support import build, small_options
 
 import klformer
 from klformer.models import AttentionSpec, EncoderConfig, ModelConfig, TransformerDecoder, TransformerEncoder
@@ -18,7 +18,7 @@ every_rotated = pytest.mark.parametrize("name", ROTATED)
 
 
 def config(name, **arguments):
-    attention = AttentionSpec(name=name, options=SMALL_OPTIONS.get(name, {}))
+    attention = AttentionSpec(name=name, options=small_options(name))
     sizes = {"model_dim": DIM, "num_layers": 2, "num_heads": 3, "ffn_dim": 31, "head_dim": 5, "max_len": 64}
     return EncoderConfig(**sizes | {"attention": attention, "rotary": True, "dropout": 0.0} | arguments)
 
@@ -29,7 +29,7 @@ def tokens(length=LENGTH):
 
 def layer(name, **arguments):
     made = klformer.MultiheadAttention(
-        model_dim=12, num_heads=3, max_len=64, attention=AttentionSpec(name=name, options=SMALL_OPTIONS.get(name, {})),
+        model_dim=12, num_heads=3, max_len=64, attention=AttentionSpec(name=name, options=small_options(name)),
         rotary=True, **arguments,
     )  # fmt: skip
     return made.double()

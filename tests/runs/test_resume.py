@@ -244,7 +244,7 @@ def test_killed_five_times_and_resumed_is_the_same_run(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([*train_command(tmp_path, "straight"), *longer], check=True, env=environment)
     chance, killed = random.Random(7), 0
-    command = [*train_command(tmp_path, "killed"), *longer, "--resume"]
+    command = [*train_command(tmp_path, "killed"), *longer]
     metrics = tmp_path / "killed" / "metrics.jsonl"
     for at in sorted(chance.sample(range(2, 55), 5)):
         process = subprocess.Popen(command, env=environment)
@@ -255,6 +255,7 @@ def test_killed_five_times_and_resumed_is_the_same_run(tmp_path):
                 break
             time.sleep(0.005)
         process.wait()
+        command = [*train_command(tmp_path, "killed"), *longer, "--resume"]
     assert killed == 5
     subprocess.run(command, check=True, env=environment)
     assert_same_state(final_state(tmp_path / "straight"), final_state(tmp_path / "killed"))

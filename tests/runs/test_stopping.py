@@ -1,18 +1,21 @@
 """Runs that stop: at a target, by signals, by numbers that are not finite, by disks."""
 
 import errno
+import json
 import os
 import signal
+from functools import partial
 
 import pytest
 from disk_support import small_disk
 from run_support import (
+    Listener,
     acting_at,
     assert_same_state,
     calling_at,
-    contents,
     final_state,
     poison_gradients,
+    sealed,
     terminate,
     tiny,
     while_training,
@@ -20,8 +23,11 @@ from run_support import (
 )
 
 from klformer.errors import DataError, FileError, Interrupted, RunError
+from klformer.runs.load import load_run
 from klformer.runs.train import train_run
+from klformer.training import clock
 from klformer.training import trainer as trainer_module
+from klformer.training.checkpoint import CheckpointStore
 from klformer.training.log import read_lines
 from klformer.training.objectives import Classification
 from klformer.training.progress import SilentReporter
@@ -40,7 +46,7 @@ def test_what_fails_before_the_first_step_leaves_no_run(tmp_path):
     odd = tiny(tmp_path, "gmm-rks:num_frequencies=7", max_steps=2)
     with pytest.raises(ValueError, match="multiple of num_components=2, got 7"):
         train_run(odd, folder, resume=False, reporter=SilentReporter())
-    assert contents(folder) == {}
+    assert not folder.exists()
     assert train_run(config, folder, resume=False, reporter=SilentReporter())["steps"] == 2
 
 
@@ -59,6 +65,7 @@ def test_a_full_disk_is_named(tmp_path):
         pytest.raises(FileError, match=r"can't write .*/run/initial\.safetensors: the disk is full"),
     ):
         train_run(config, folder, resume=False, reporter=SilentReporter())
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("file", ["config.json", "initial.safetensors", "metrics.jsonl", "result.json"])
@@ -115,6 +122,91 @@ def test_a_signal_saves_and_leaves(tmp_path, monkeypatch, schedule):
     assert_same_state(final_state(tmp_path / "straight"), final_state(tmp_path / "run"))
     logs = [without_speed(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("straight", "run")]
     assert logs[0] == logs[1]
+
+
+def test_a_terminal_that_is_gone_is_a_signal_like_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(Classification, "outputs", acting_at(5, partial(signal.raise_signal, signal.SIGHUP)))
+    with pytest.raises(Interrupted, match="SIGHUP: stopped after step 5, state saved in"):
+        train_run(tiny(tmp_path), tmp_path / "run", resume=False, reporter=SilentReporter())
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", print).newest("step").step == 5
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path, monkeypatch):
+    monkeypatch.setattr(Classification, "outputs", acting_at(1, partial(signal.raise_signal, signal.SIGHUP)))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = train_run(tiny(tmp_path, max_steps=2), tmp_path / "run", resume=False, reporter=SilentReporter())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert result["steps"] == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
+def test_output_that_nobody_reads_any_more_loses_no_step(tmp_path, number):
+    class Gone(SilentReporter):
+        def step(self, step, **figures):
+            if step == 5:
+                raise OSError(number, "nobody there")
+
+    with pytest.raises(Interrupted, match="stopped after step"):
+        train_run(tiny(tmp_path), tmp_path / "run", resume=False, reporter=Gone())
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", print).newest("step").step in (5, 6)
+
+
+def die():
+    raise MemoryError("as if killed")
+
+
+def test_checkpoints_are_written_by_time_too(tmp_path, monkeypatch):
+    config = tiny(tmp_path, checkpoint_every=1000, checkpoint_seconds=1e-6)
+    train_run(config, tmp_path / "straight", resume=False, reporter=SilentReporter())
+    monkeypatch.setattr(clock, "REST", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Classification, "outputs", acting_at(8, die))
+        with pytest.raises(MemoryError):
+            train_run(config, tmp_path / "run", resume=False, reporter=SilentReporter())
+    listener = Listener()
+    # How often a run saves may change in the middle: it changes no result.
+    seldom = tiny(tmp_path, checkpoint_every=9, checkpoint_seconds=None)
+    train_run(seldom, tmp_path / "run", resume=True, reporter=listener)
+    assert "going on after step 7" in listener.said
+    assert_same_state(final_state(tmp_path / "straight"), final_state(tmp_path / "run"))
+
+
+def test_time_between_checkpoints_grows_with_what_they_cost(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
+    checkpoints = clock.CheckpointClock(30)
+    due = []
+    for second in range(200):
+        now[0] = float(second)
+        if checkpoints.is_due():
+            due.append(second)
+            with checkpoints.saving():
+                now[0] += 3
+    assert due == [30, 93, 156]
+    assert not clock.CheckpointClock(None).is_due()
+
+
+def test_the_only_weights_are_never_removed(tmp_path, monkeypatch):
+    """A full disk may leave a best model without a checkpoint to go on from."""
+    config = tiny(tmp_path, checkpoint_every=1000, checkpoint_seconds=None)
+    folder, best = tmp_path / "run", tmp_path / "run" / "checkpoints" / "best-00000004"
+    for dies_at in (5, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(Classification, "outputs", acting_at(dies_at, die))
+            listener = Listener()
+            with pytest.raises(MemoryError):
+                train_run(config, folder, resume=True, reporter=listener)
+        assert load_run(folder, SilentReporter()).step == 4
+    assert f"there is no checkpoint to go on from; {best} is kept until the run is as far again" in listener.said
+    # Weights that the run does not come to again, as on another machine, are not among its own in the end.
+    best.rename(best.with_name("best-00000006"))
+    manifest = best.with_name("best-00000006") / "manifest.json"
+    manifest.write_text(sealed(json.loads(manifest.read_text()) | {"step": 6}))
+    train_run(config, folder, resume=True, reporter=listener)
+    assert f"removed {best.with_name('best-00000006')}, the run has come to step 10 again" in listener.said
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def numbers(split, **config):
 
 
 def test_registry():
-    assert task_names() == ["listops", "text", "retrieval", "image", "sparsity"]
+    assert task_names() == ["listops", "text", "retrieval", "image", "sparsity", "recall"]
     with pytest.raises(ValueError, match="unknown task 'listop'; did you mean 'listops'"):
         build_task("listop", DataConfig())
 
@@ -48,7 +48,7 @@ def test_every_task_says_what_it_is(name, tmp_path):
     assert task.summary
     assert (task.vocab_size is None) != (task.input_dim is None)
     assert task.max_len == task.default_max_len
-    assert str(tmp_path) in task.location()
+    assert ("memory" if task.in_memory else str(tmp_path)) in task.location()
     assert "validation" in task.describe_protocol()
     assert build_task(name, TASKS[name].data_config(root=tmp_path, max_len=37)).max_len == 37
     assert not list(tmp_path.iterdir()), "asking about a task must not make files"
@@ -65,7 +65,8 @@ def no_generation(monkeypatch):
     monkeypatch.setattr("klformer.tasks.listops.ExpressionGenerator", refused)
 
 
-GENERATED = [name for name in task_names() if TASKS[name].is_generated]
+WITH_FILES = [name for name in task_names() if not TASKS[name].in_memory]
+GENERATED = [name for name in WITH_FILES if TASKS[name].is_generated]
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -84,7 +85,7 @@ def test_a_place_that_can_not_be_written_is_known_before_generating(name, tmp_pa
         build_task(name, TASKS[name].data_config(root=Path("read-only")), quiet=True).prepare()
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", WITH_FILES)
 def test_the_root_must_be_a_folder_that_can_be_entered(name, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"file: is no folder; data\.root must be the folder that the data is in"):

@@ -8,11 +8,13 @@ import torch
 from accelerate import Accelerator
 
 from klformer.data import Examples, Sequences, collate
+from klformer.data.sequences import IGNORED
+from klformer.training.clock import CheckpointClock
 from klformer.training.config import TrainingConfig
 from klformer.training.evaluation import evaluate
 from klformer.training.metrics import Metric
 from klformer.training.objective import Objective
-from klformer.training.objectives import Classification, Regression, cross_entropy
+from klformer.training.objectives import Classification, PositionClassification, Regression, cross_entropy
 from klformer.training.signals import StopSignal
 from klformer.training.step import Stepper
 
@@ -80,11 +82,48 @@ def test_regression():
     assert objective.selecting == Metric("mse", higher_is_better=False)
 
 
-@pytest.mark.parametrize("objective", [Classification(num_classes=4), Regression()])
+def positions(targets, lengths=(3, 2)):
+    rows = [np.arange(length) for length in lengths]
+    return Examples(Sequences.from_list(rows), np.asarray(targets))
+
+
+def test_classes_of_positions():
+    objective = PositionClassification(num_classes=5, max_len=4)
+    data = positions([[1, IGNORED, 2, IGNORED], [IGNORED, 4, IGNORED, IGNORED]])
+    batch = collate(data, np.arange(2))
+    assert batch.targets.tolist() == [[1, IGNORED, 2], [IGNORED, 4, IGNORED]]
+    scores = torch.randn(3, 2, 3, 5)
+    logs = scores.log_softmax(-1)
+    expected = -(logs[:, 0, 0, 1] + logs[:, 0, 2, 2] + logs[:, 1, 1, 4])
+    torch.testing.assert_close(objective.loss_of(scores, batch), expected)
+    torch.testing.assert_close(objective.loss_of(scores[1], batch), expected[1])
+    assert objective.count(scores, batch) == 3
+    right = torch.eye(5)[torch.tensor([[1, 0, 3], [0, 4, 0]])]
+    assert objective.sums(right, batch) == {"accuracy": 2}
+    predictions = objective.predict(right[None], batch)
+    assert predictions.shape == (1, 2, *objective.prediction_shape)
+    measured = objective.measure(predictions[0], torch.from_numpy(data.targets))
+    assert measured == pytest.approx({"accuracy": 2 / 3, "all_right": 1 / 2})
+    votes = torch.tensor([[[0, 3]], [[2, 1]], [[2, 4]], [[0, 1]]])
+    assert objective.combine(votes).tolist() == [[0, 1]]
+
+
+def test_targets_of_positions_are_padded_with_the_inputs():
+    data = positions([[1, 2, 3], [4, 0, IGNORED]])
+    assert collate(data, np.array([1])).targets.tolist() == [[4, 0]]
+    assert collate(data, np.arange(2), pad_to=5).targets.tolist() == [
+        [1, 2, 3, IGNORED, IGNORED],
+        [4, 0, IGNORED, IGNORED, IGNORED],
+    ]
+
+
+@pytest.mark.parametrize(
+    "objective", [Classification(num_classes=4), Regression(), PositionClassification(num_classes=4, max_len=6)]
+)
 def test_random_targets_are_targets(objective):
     targets = torch.from_numpy(objective.random_targets(np.random.default_rng(0), 20))
     objective.check_targets(targets)
-    assert targets.shape == (20,)
+    assert targets.shape == (20, *objective.prediction_shape)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +131,9 @@ def test_random_targets_are_targets(objective):
     [
         (Classification(num_classes=4), [0, 4], r"int64 from 0 to 3, got torch\.int64 from 0 to 4"),
         (Classification(num_classes=4), [0.0], r"got torch\.float32"),
+        (PositionClassification(num_classes=4, max_len=2), [0, 1], r"int64 \(N, length\), got torch\.int64 \(2,\)"),
+        (PositionClassification(num_classes=4, max_len=2), [[IGNORED, IGNORED]], "must ask for something"),
+        (PositionClassification(num_classes=4, max_len=2), [[IGNORED, 4]], "from 0 to 3, or -100 .* got 4 to 4"),
         (Regression(), [1], r"finite floats, got torch\.int64"),
         (Regression(), [math.nan], "finite floats"),
     ],
@@ -140,6 +182,7 @@ def updated(objective, accumulation):
         training=TrainingConfig(max_steps=1, accumulation=accumulation),
         accelerator=Accelerator(cpu=True),
         signal=StopSignal(),
+        clock=CheckpointClock(None),
     )
     return stepper.step(np.arange(7)), model.table.weight.detach()
 
