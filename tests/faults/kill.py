@@ -2,10 +2,10 @@
 
     python tests/faults/kill.py --kills 200
 
-A round kills one command with SIGKILL at random moments, going on as a user would, and compares what it leaves with what
-it leaves undisturbed: training (weights, optimiser and result bit for bit, and no checkpoint lost), generation of data
-(the files), evaluation (its output, and the run untouched) and a report (the page is whole at every moment). Exits with 1
-if anything differs.
+A round kills one command with SIGKILL at random moments, going on as a user would, and compares what it leaves with
+what it leaves undisturbed: training (weights, optimiser and result bit for bit, and no checkpoint lost), generation of
+data (the files), evaluation (its output, and the run untouched) and a report (the page is whole at every moment). Exits
+with 1 if anything differs.
 """
 
 import argparse
