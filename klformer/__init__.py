@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         register_attention,
         register_spectrum,
     )
+    from klformer.conversion import Conversion, convert, load_converted
     from klformer.kernels import SpectralDistribution
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
     from klformer.noise import resample
@@ -32,6 +33,7 @@ __all__ = [
     "AttentionMechanism",
     "AttentionSizes",
     "AttentionSpec",
+    "Conversion",
     "EncoderConfig",
     "MultiheadAttention",
     "Objective",
@@ -43,6 +45,8 @@ __all__ = [
     "attention_names",
     "attention_options",
     "build_attention",
+    "convert",
+    "load_converted",
     "register_attention",
     "register_spectrum",
     "register_task",
@@ -55,6 +59,7 @@ _HOMES = {
     "AttentionMechanism": "klformer.attention",
     "AttentionSizes": "klformer.attention",
     "AttentionSpec": "klformer.attention",
+    "Conversion": "klformer.conversion",
     "EncoderConfig": "klformer.models",
     "MultiheadAttention": "klformer.attention",
     "Objective": "klformer.training.objective",
@@ -66,6 +71,8 @@ _HOMES = {
     "attention_names": "klformer.attention",
     "attention_options": "klformer.attention",
     "build_attention": "klformer.attention",
+    "convert": "klformer.conversion",
+    "load_converted": "klformer.conversion",
     "register_attention": "klformer.attention",
     "register_spectrum": "klformer.attention",
     "register_task": "klformer.tasks",
