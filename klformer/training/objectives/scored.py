@@ -41,7 +41,7 @@ class Matthews(Classification):
 
         value = 0.0
         # Always the same answer is correlated with nothing; the library gives another limit there.
-        if len(predictions.unique()) == len(targets.unique()) == 2:
+        if (predictions != predictions[0]).any() and (targets != targets[0]).any():
             value = binary_matthews_corrcoef(predictions, targets).item()
         return super().measure(predictions, targets) | {"matthews": value}
 
