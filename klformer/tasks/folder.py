@@ -75,17 +75,15 @@ class Folder(Task):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     data_config: ClassVar[type[DataConfig]] = FolderData
     row_column: ClassVar[tuple[str, type]] = ("file", str)
-    #: As long as patches and pixels are: sequences are never cut.
-    default_max_len: ClassVar[int] = 1
+    #: Of the default size and patch; otherwise as many as there are.
+    default_max_len: ClassVar[int] = 64
 
     config: FolderData
 
     def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
         super().__init__(config, quiet=quiet)
         length = (self.config.size // self.config.patch) ** 2
-        if config.max_len is not None and config.max_len != length:
-            raise ArgumentError(f"data.max_len follows from data.size and data.patch, {length} here; leave it out")
-        self.max_len = length
+        self.max_len = min(length, config.max_len or length)
         self._classes: Classes | None = None
 
     def location(self) -> str:
@@ -99,9 +97,8 @@ class Folder(Task):
         if not files:
             raise nothing_usable(self.root, _LOOKED_FOR)
         if len(files) < 2:
-            raise DataError(
-                f"must have two folders of images or more, one a class, got {', '.join(files)}", file=self.root
-            )
+            only = ", ".join(files)
+            raise DataError(f"must have two folders of images or more, one a class, got {only}", file=self.root)
         return {"targets": Classes({name: len(paths) for name, paths in files.items()}).as_json()}
 
     def know(self, knowledge: Knowledge) -> None:
@@ -139,8 +136,10 @@ class Folder(Task):
         return "file" if self._files("test") else "train"
 
     def read(self, part: Split) -> Examples:
-        rows, targets = [], []
-        for name, paths in self._files(part).items():
+        rows, targets, files = [], [], self._files(part)
+        if not files:
+            raise nothing_usable(self.root, _LOOKED_FOR)
+        for name, paths in files.items():
             if name not in self.classes.counts:
                 known = ", ".join(self.class_names())
                 raise DataError(f"is no class of train; those are {known}", file=paths[0].parent)
@@ -181,11 +180,11 @@ class Folder(Task):
         """An image as tokens (length,), or as vectors (length, width)."""
         pixels = read_image(path, self.config.size, colour=self.config.colour)
         if self._is_tokens():
-            return pixels.reshape(-1)
+            return pixels.reshape(-1)[: self.max_len]
         side, patch = self.config.size // self.config.patch, self.config.patch
         patches = pixels.reshape(side, patch, side, patch, -1).swapaxes(1, 2).reshape(side * side, -1)
         # Half precision tells 256 brightnesses apart, and takes half of the memory.
-        return (patches / 127.5 - 1).astype(np.float16)
+        return (patches[: self.max_len] / 127.5 - 1).astype(np.float16)
 
 
 def read_image(path: Path, size: int, *, colour: bool) -> NDArray[np.uint8]:
