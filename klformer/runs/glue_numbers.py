@@ -21,7 +21,7 @@ CELLS: tuple[Cell, ...] = (
 MORE_CELLS: tuple[Cell, ...] = (("stsb", "pearson", "test"), ("stsb", "spearman", "test"))
 
 #: "Results on the GLUE benchmark after fine-tuning on respective tasks", in the order of CELLS.
-_MODELS = {
+GLUE: Mapping[str, tuple[float, ...]] = {
     "softmax": (0.81, 0.70, 0.82, 0.83, 0.76, 0.64, 0.64, 0.68, 0.56, 0.60, 0.18),
     "fastfood-rks": (0.83, 0.71, 0.82, 0.81, 0.74, 0.57, 0.57, 0.64, 0.59, 0.56, 0.13),
     "gmm-rks": (0.80, 0.70, 0.82, 0.77, 0.69, 0.47, 0.48, 0.60, 0.61, 0.57, 0.07),
@@ -40,7 +40,7 @@ _FASTFOOD = {
 
 def paper_row(attention: str, options: Mapping[str, object]) -> dict[Cell, float]:
     """The paper's numbers for an attention; nothing if it has none."""
-    row = _MODELS.get(attention)
+    row = GLUE.get(attention)
     if attention == "fastfood-rks":
         row = _FASTFOOD.get(str(options.get("learn", "sgb")), row)
     return {} if row is None else dict(zip(CELLS, row, strict=True))
