@@ -31,6 +31,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "train": Entry("klformer.cli.train", "train a Transformer with one attention on one task"),
     "pretrain": Entry("klformer.cli.pretrain", "pretrain by guessing hidden tokens, of texts or of a task"),
+    "glue": Entry("klformer.cli.glue", "fine-tune on the tasks of GLUE, and print one table beside the paper's"),
     "compare": Entry("klformer.cli.compare", "train several attentions over several seeds, and print one table"),
     "eval": Entry("klformer.cli.evaluate", "evaluate a run, averaged over draws of its frequencies"),
     "predict": Entry("klformer.cli.predict", "predict the labels of rows without them, with a run"),
