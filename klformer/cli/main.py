@@ -31,6 +31,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "train": Entry("klformer.cli.train", "train a Transformer with one attention on one task"),
     "compare": Entry("klformer.cli.compare", "train several attentions over several seeds, and print one table"),
+    "convert": Entry("klformer.cli.convert", "replace the softmax attention of a trained model by a learned kernel"),
     "eval": Entry("klformer.cli.evaluate", "evaluate a run, averaged over draws of its frequencies"),
     "curves": Entry("klformer.cli.curves", "draw the learning curves of runs"),
     "profile": Entry("klformer.cli.profile", "memory and time of one training step of a preset's model"),
