@@ -9,7 +9,8 @@ PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise", "plotting", "plugins"]
 MODEL = ["ops", "kernels", "attention", "models", "conversion"]
-ORDER = [*LEAVES, *MODEL, "data", "training", "tasks", "runs", "analysis", "bench", "report", "cli", "testing"]
+RUN = ["data", "tokens", "training", "tasks", "runs"]
+ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]
 
 
 def imports_of(path):

@@ -13,7 +13,7 @@ from klformer.cli import data, train
 from klformer.cli.main import COMMANDS, main
 from klformer.models import AttentionSpec
 from klformer.runs.presets import preset
-from klformer.tasks import ListOps, Sparsity
+from klformer.tasks import ListOps, Sparsity, task_names
 from klformer.tasks.sparsity import SparsityData
 
 
@@ -223,7 +223,7 @@ def test_data_options_of_one_task_reach_its_configuration():
     assert config.seed == 3
     commands = data.COMMAND.parse(["where", *arguments], "klformer data")
     assert [command.data.sparsity for command in commands if command.task == "sparsity"] == [0.25]
-    assert len(commands) == 5
+    assert len(commands) == len(task_names())
 
 
 def test_an_option_that_no_task_has_is_a_mistake(capsys):
