@@ -192,7 +192,7 @@ def _draw(target: Path, teacher: nn.Module, before: Conversion, after: Conversio
     asked = batch["labels"][0] != IGNORED
     figure, axes = plt.subplots(1, len(panels), figsize=(11, 2.6), sharey=True, layout="constrained")
     for panel, (name, each) in zip(axes, weights.items(), strict=True):
-        image = panel.imshow(each[asked], vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        image = panel.imshow(each[asked].numpy(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
         panel.set_title(name)
         panel.set_xlabel("key")
     axes[0].set_ylabel("query")
