@@ -12,8 +12,9 @@ import klformer
 from klformer.ops import spectral_product as op
 from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import BACKENDS, decoding, spectral_product
+from klformer.ops.spectral_product import BACKENDS, chunked, spectral_product
 from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.operands import SpectralKernel
 
 BATCH, HEADS, LENGTH, KEYS, DIM, VALUES, FREQUENCIES = 2, 3, 37, 29, 5, 7, 11
@@ -176,12 +177,12 @@ def test_decoding_takes_log_weights(feature_map, options):
         smoothing=smoothing,
     )
     q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
-    sizes = {"batch_size": BATCH, "num_heads": HEADS, "head_dim": DIM, "value_dim": VALUES}
-    state = decoding.initial_state(kernel, **sizes, like=q)
+    prepared = PreparedKernel.of(kernel, num_heads=HEADS, head_dim=DIM, like=q)
+    state = prepared.initial_state(BATCH, VALUES)
     for t in range(9):
         here = slice(t, t + 1)
-        state = decoding.absorb(kernel, state, k[:, :, here], v[:, :, here], key_bias=bias[:, :, here])
-        out = decoding.read(kernel, state, q[:, :, here])
+        prepared.absorb(state, k[:, :, here], v[:, :, here], key_bias=bias[:, :, here])
+        out = prepared.read(state, q[:, :, here])
         torch.testing.assert_close(out, expected[:, :, here], atol=1e-10, rtol=1e-10)
 
 
@@ -189,11 +190,12 @@ def test_keys_without_weights_may_follow_keys_with_weights():
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     bias = torch.tensor([5.0, -3, 2, 0, 0, 0], dtype=torch.float64).expand(1, 1, 6)
     kernel = SpectralKernel(FEATURE_MAPS["rks"], torch.randn(2, 8, 4, dtype=torch.float64))
-    state = decoding.initial_state(kernel, batch_size=1, num_heads=2, head_dim=4, value_dim=4, like=q)
-    state = decoding.absorb(kernel, state, k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
-    state = decoding.absorb(kernel, state, k[:, :, 3:], v[:, :, 3:])
+    prepared = PreparedKernel.of(kernel, num_heads=2, head_dim=4, like=q)
+    state = prepared.initial_state(1, 4)
+    prepared.absorb(state, k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
+    prepared.absorb(state, k[:, :, 3:], v[:, :, 3:])
     expected = spectral_product(q, k, v, kernel.omega, feature_map="rks", key_bias=bias)
-    torch.testing.assert_close(decoding.read(kernel, state, q), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(prepared.read(state, q), expected, atol=1e-10, rtol=1e-10)
 
 
 def positive_features(std, *, length=257, dim=64, frequencies=256):
@@ -237,20 +239,19 @@ def test_smoothed_rks_is_finite_and_near_over_the_range(std, causal):
 
 def test_causal_cuts_a_chunk_only_where_it_underflows():
     # Scores that rise by 200 along the chunk: the last key is e^200 times the first for every feature.
-    length, cut_of = 64, {}
-    chunked = ChunkedBackend("chunked", chunk=length)
+    length, chunks_of = 64, {}
+    whole = ChunkedBackend("chunked", chunk=length)
     for rise in (0.0, 200.0):
         k = torch.zeros(1, 1, length, 2)
         k[..., 0] = torch.linspace(-rise, 0, length)
         q, v, omega = torch.randn(1, 1, length, 2), torch.randn(1, 1, length, 3), torch.ones(1, 5, 2)
         kernel = SpectralKernel(FEATURE_MAPS["prf"], omega)
-        out, *kept = chunked.forward(op.SpectralOperands(kernel, q, k, v, causal=True))
+        out, *kept = whole.forward(op.SpectralOperands(kernel, q, k, v, causal=True))
         doubles = (t.double() for t in (q, k, v, omega))
         expected = spectral_product(*doubles, feature_map="prf", causal=True, backend="reference")
         assert relative_error(out, expected) < 1e-4
-        cut_of[rise] = int(kept[-1].sum())
-    assert cut_of[0.0] == 1
-    assert 1 < cut_of[200.0] < 20
+        chunks_of[rise] = kept[-1].flatten().tolist()
+    assert chunks_of == {0.0: [64], 200.0: [8]}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -276,7 +277,9 @@ def test_only_gradients_that_are_needed_are_computed(monkeypatch, causal):
 
 @pytest.mark.parametrize("feature_map", ["rks", "prf"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_kept_for_backward_does_not_grow_with_the_features(feature_map, causal):
+def test_what_is_kept_for_backward_does_not_grow_with_the_features(monkeypatch, feature_map, causal):
+    monkeypatch.setattr(chunked, "KEEP_BYTES", 0)  # no sequence is short
+
     def kept(frequencies):
         sizes = []
         length = 4096

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
-from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.operands import SpectralOperands
 from klformer.registry import Registry
@@ -41,8 +40,7 @@ class FusedBackend(Backend):
 
     def attend(self, operands: SpectralOperands) -> Tensor:
         named = operands.tensors()
-        fmap = operands.feature_map.name
-        return _forward_op(list(named.values()), ",".join(named), fmap, operands.causal, self.name)[0]
+        return _forward_op(list(named.values()), ",".join(named), operands.map_code, operands.causal, self.name)[0]
 
     @abstractmethod
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
@@ -86,7 +84,7 @@ def _open(
     """A call of an op as its backend takes it."""
     chosen = BACKENDS[backend]
     assert isinstance(chosen, FusedBackend)
-    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, FEATURE_MAPS[feature_map], causal=causal)
+    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, feature_map, causal=causal)
 
 
 @torch.library.custom_op("klformer::spectral_product", mutates_args=())
