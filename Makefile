@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test run lint install clean
+.PHONY: test run lint docs install clean
 
 install: .venv/installed
 
@@ -28,5 +28,13 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The docs as a site in site/; a link or a name that leads nowhere is an error.
+docs: install .venv/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+.venv/docs-installed: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

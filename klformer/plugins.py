@@ -24,7 +24,7 @@ ENVIRONMENT = "KLFORMER_PLUGINS"
 class PluginError(UserError):
     """A plugin has failed while it was imported. The cause is its own error, with a traceback that starts in it."""
 
-    def __init__(self, plugin: str, cause: Exception) -> None:
+    def __init__(self, plugin: str, cause: BaseException) -> None:
         super().__init__(f"the plugin {plugin} failed: {type(cause).__name__}: {cause}")
         self.__cause__ = cause.with_traceback(_inside_plugin(cause.__traceback__))
 
@@ -46,7 +46,7 @@ def load_plugin(name: str) -> ModuleType:
         return known
     try:
         return _import_file(spec) if name.endswith(".py") else import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(repr(name), error) from error
 
 
@@ -62,7 +62,7 @@ def load_plugins(names: Sequence[str] = ()) -> None:
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = "an unknown package" if entry.dist is None else f"the package {entry.dist.name!r}"
             raise PluginError(f"{entry.value!r}, which {package} brings,", error) from error
     of_environment = [name.strip() for name in os.environ.get(ENVIRONMENT, "").split(",") if name.strip()]
@@ -98,7 +98,7 @@ def _spec_of_module(name: str) -> ModuleSpec:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise PluginError(repr(name), error) from error
         spec = None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(repr(name), error) from error
     if spec is None:
         raise ArgumentError(

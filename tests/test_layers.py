@@ -9,7 +9,20 @@ PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise", "plotting", "plugins"]
 MODEL = ["ops", "kernels", "attention", "models"]
-ORDER = [*LEAVES, *MODEL, "data", "training", "tasks", "runs", "analysis", "bench", "report", "cli", "testing"]
+ORDER = [
+    *LEAVES,
+    *MODEL,
+    "data",
+    "tokens",
+    "training",
+    "tasks",
+    "runs",
+    "analysis",
+    "bench",
+    "report",
+    "cli",
+    "testing",
+]
 
 
 def imports_of(path):

@@ -5,13 +5,14 @@ from functools import partial
 
 from rich.console import Console
 
+from klformer.checks import check_count
 from klformer.cli.command import Command
 from klformer.cli.settings import Settings, parse_settings
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
 from klformer.runs.compare import compare, comparison_name, comparison_table
 from klformer.training.processes import is_main_process
-from klformer.training.progress import make_reporter
+from klformer.training.progress import labelled_reporters, make_reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +23,15 @@ class Compare(Settings):
 
       klformer compare --task sparsity --attentions gmm-rks gmm-rks:frozen=true performer softmax
       klformer compare --task text --attentions gmm-prf softmax --seeds 0 1 2 --training.max-steps 500
+      klformer compare --task recall --attentions gmm-prf gmm-prf:frozen=true --seeds 0 1 2 --jobs 2
     """
 
     attentions: tuple[str, ...] = ("gmm-rks", "gmm-rks:frozen=true", "performer", "softmax")
     """Attentions, each with options after a colon."""
     seeds: tuple[int, ...] = (0,)
     """One run of every attention for each."""
+    jobs: int = 1
+    """Trainings side by side, each in a process of its own with one thread."""
 
 
 def run(options: Compare) -> None:
@@ -38,10 +42,17 @@ def run(options: Compare) -> None:
     """
     if not options.attentions or not options.seeds:
         raise ArgumentError("give at least one attention and one seed")
+    check_count("jobs", options.jobs)
     attentions = [AttentionSpec.parse(text) for text in options.attentions]
     configs = [options.experiment(attention, seed) for seed in options.seeds for attention in attentions]
     out = options.out.expanduser()
-    results = compare(configs, out, reporter=make_reporter(quiet=options.quiet))
+    results = compare(
+        configs,
+        out,
+        reporter=make_reporter(quiet=options.quiet),
+        jobs=options.jobs,
+        labelled=labelled_reporters(quiet=options.quiet),
+    )
     if not is_main_process():
         return
     console = Console(width=max(120, Console().width))

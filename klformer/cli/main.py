@@ -30,8 +30,10 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "train": Entry("klformer.cli.train", "train a Transformer with one attention on one task"),
+    "pretrain": Entry("klformer.cli.pretrain", "pretrain by guessing hidden tokens, of texts or of a task"),
     "compare": Entry("klformer.cli.compare", "train several attentions over several seeds, and print one table"),
     "eval": Entry("klformer.cli.evaluate", "evaluate a run, averaged over draws of its frequencies"),
+    "predict": Entry("klformer.cli.predict", "predict the labels of rows without them, with a run"),
     "curves": Entry("klformer.cli.curves", "draw the learning curves of runs"),
     "profile": Entry("klformer.cli.profile", "memory and time of one training step of a preset's model"),
     "report": Entry("klformer.cli.report", "write runs as one page for a browser, beside the paper's figures"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import tyro
 
 from klformer.cli.command import plain_command
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, RunError
 from klformer.report.collect import collect
 from klformer.report.page import write_report
 
@@ -37,7 +37,8 @@ def run(options: Report) -> None:
     """Read, draw, write, and say what became of it.
 
     Raises:
-        ArgumentError: nothing was given, or something of it can't be read.
+        ArgumentError: nothing was given, or there is nothing in it.
+        RunError: the page is written, but something could not be read.
     """
     if not options.runs and options.analysis is None and options.bench is None:
         raise ArgumentError("give runs, or folders of runs: klformer report runs")
@@ -45,7 +46,12 @@ def run(options: Report) -> None:
     page, *figures = write_report(collection, options.out, title=options.title)
     finished = sum(run.result is not None for run in collection.runs)
     print(f"runs: {finished} finished, {len(collection.runs) - finished} unfinished")
+    for folder in collection.left_out:
+        print(f"note: {folder} holds no run; left out")
     print(f"written to {page}" + (f", {len(figures)} figures to {figures[0].parent}" if figures else ""))
+    if collection.damaged:
+        problems = "; ".join(damaged.problem for damaged in collection.damaged)
+        raise RunError(f"{page} is written, and lists what is damaged: {problems}")
 
 
 COMMAND = plain_command(Report, run)

@@ -46,7 +46,7 @@ class GenerativeSpectrum(SpectralDistribution):
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
         check_count("num_frequencies", num_frequencies, minimum=2)
         noise_dim = head_dim if noise_dim is None else noise_dim
-        if isinstance(hidden_dims, int):
+        if hidden_dims is not None and not isinstance(hidden_dims, list | tuple):
             raise ArgumentTypeError(f"hidden_dims must be a sequence of widths, got {hidden_dims!r}")
         hidden_dims = (head_dim,) * 4 if hidden_dims is None else tuple(hidden_dims)
         check_count("noise_dim", noise_dim)

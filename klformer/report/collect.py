@@ -1,20 +1,23 @@
 """What a report is made of: runs, analyses and benchmarks, found in folders and read into plain data.
 
-A file that is there and can't be read is an error with its name.
+What is there and can't be read is listed as damaged, with the reason; the rest is read all the same.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, UserError
 from klformer.files import read_json
 from klformer.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
 from klformer.report.reading import rows_of
-from klformer.report.run import Run, find_runs, read_run, walk
+from klformer.report.run import Run, read_run
+from klformer.runs.find import find_runs, walk
 from klformer.runs.folder import RunFolder
+
+Thing = TypeVar("Thing")
 
 VARIANCE, EIGENVALUES = "variance.json", "eigenvalues.json"
 #: Files of benchmarks, with the commands that write them.
@@ -30,8 +33,25 @@ class Analysis:
 
 
 @dataclass(frozen=True)
+class Damaged:
+    """A run or a file that can't be read."""
+
+    path: Path
+    problem: str
+
+    def brief(self) -> str:
+        """The problem without the folders above: where runs lay is private, and a page may be published."""
+        return self.problem.replace(f"{self.path.parent}/", "")
+
+
+@dataclass(frozen=True)
 class Collection:
-    """Everything that was found."""
+    """Everything that was found.
+
+    Args:
+        damaged: What could not be read.
+        left_out: Folders in which there was nothing for a report.
+    """
 
     runs: tuple[Run, ...] = ()
     variance: tuple[Analysis, ...] = ()
@@ -39,6 +59,8 @@ class Collection:
     attention_benchmarks: tuple[AttentionBenchmark, ...] = ()
     model_benchmarks: tuple[ModelBenchmark, ...] = ()
     peer_benchmarks: tuple[PeerBenchmark, ...] = ()
+    damaged: tuple[Damaged, ...] = ()
+    left_out: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -64,15 +86,16 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
         bench: A file that `klformer bench` wrote, or a folder with attention.json, model.json or peers.json.
 
     Raises:
-        ValueError: a folder is not there or holds nothing of the kind, or a file can't be read.
+        ValueError: a folder is not there, or all hold nothing of the kind.
     """
     found = _Found()
     for folder in folders:
         if not folder.is_dir():
             raise ArgumentError(f"{folder} is not a folder; give runs, or folders of runs")
-        if _look_through(folder, found) == 0:
-            others = ", ".join((VARIANCE, EIGENVALUES, *BENCHMARKS))
-            raise ArgumentError(f"{folder} holds no run (no {RunFolder.CONFIG}), and none of {others}")
+    left_out = [folder for folder in folders if _look_through(folder, found) == 0]
+    if folders and len(left_out) == len(folders):
+        others = ", ".join((VARIANCE, EIGENVALUES, *BENCHMARKS))
+        raise ArgumentError(f"{left_out[0]} holds no run (no {RunFolder.CONFIG}), and none of {others}")
     if analysis is not None:
         there = [analysis / name for name in (VARIANCE, EIGENVALUES) if (analysis / name).is_file()]
         if not there:
@@ -85,14 +108,27 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
     paths = sorted(found.runs.values())
     titles = _titles([path.resolve() for path in paths])
     files = sorted(found.files.values())
-    benchmarks = [read_benchmark(path) for path in files if path.name not in (VARIANCE, EIGENVALUES)]
+    damaged: list[Damaged] = []
+
+    def whole(paths: Iterable[Path], read: Callable[[Path], Thing]) -> Iterator[Thing]:
+        for path in paths:
+            try:
+                yield read(path)
+            except UserError as error:
+                damaged.append(Damaged(path, str(error)))
+
+    title_of = dict(zip(paths, titles, strict=True))
+    runs = tuple(whole(paths, lambda path: read_run(path, title=title_of[path])))
+    benchmarks = list(whole((path for path in files if path.name not in (VARIANCE, EIGENVALUES)), read_benchmark))
     return Collection(
-        runs=tuple(read_run(path, title=title) for path, title in zip(paths, titles, strict=True)),
-        variance=tuple(read_analysis(path) for path in files if path.name == VARIANCE),
-        eigenvalues=tuple(read_analysis(path) for path in files if path.name == EIGENVALUES),
+        runs=runs,
+        variance=tuple(whole((path for path in files if path.name == VARIANCE), read_analysis)),
+        eigenvalues=tuple(whole((path for path in files if path.name == EIGENVALUES), read_analysis)),
         attention_benchmarks=tuple(one for one in benchmarks if isinstance(one, AttentionBenchmark)),
         model_benchmarks=tuple(one for one in benchmarks if isinstance(one, ModelBenchmark)),
         peer_benchmarks=tuple(one for one in benchmarks if isinstance(one, PeerBenchmark)),
+        damaged=tuple(damaged),
+        left_out=tuple(left_out),
     )
 
 

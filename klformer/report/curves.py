@@ -6,9 +6,10 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.backend_bases import FigureCanvasBase
 
-from klformer.errors import ArgumentError, RunError
+from klformer.errors import ArgumentError, RunError, UserError
 from klformer.plotting import line_style, save
-from klformer.report.run import Run, find_runs, read_run
+from klformer.report.run import Run, read_run
+from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
 
 
@@ -22,15 +23,17 @@ def draw_curves(
         say: Takes notes of what was left out.
 
     Raises:
-        RunError: there is no run, none has anything to show yet, or their metrics differ.
-        ValueError: there is no folder, a file of a run can't be read, or the target's ending is no format of figures.
+        RunError: there is no run, none has anything to show yet, or their metrics differ; or some are damaged, which is
+            said when the others are drawn.
+        ValueError: there is no folder, or the target's ending is no format of figures.
     """
     if not folders:
         raise ArgumentError("give at least one run: klformer curves runs/*")
     formats = FigureCanvasBase.get_supported_filetypes()
     if target.suffix[1:] not in formats:
         raise ArgumentError(f"{target} must end in one of {', '.join(formats)}")
-    runs = _evaluated_runs(folders, say)
+    damaged: list[str] = []
+    runs = _evaluated_runs(folders, say, damaged)
     label = _common_label(runs)
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for number, run in enumerate(runs):
@@ -48,10 +51,12 @@ def draw_curves(
         axes.set_title(title)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     save(figure, target)
+    if damaged:
+        raise RunError(f"{target} is written without runs that are damaged: {'; '.join(damaged)}")
 
 
-def _evaluated_runs(folders: Sequence[Path], say: Callable[[str], None]) -> list[Run]:
-    """The runs in these folders that have something to show, each once."""
+def _evaluated_runs(folders: Sequence[Path], say: Callable[[str], None], damaged: list[str]) -> list[Run]:
+    """The runs in these folders that have something to show, each once; what is wrong with others goes to `damaged`."""
     found: dict[Path, Path] = {}
     left_out = []
     for folder in folders:
@@ -62,13 +67,17 @@ def _evaluated_runs(folders: Sequence[Path], say: Callable[[str], None]) -> list
             found.setdefault(path.resolve(), path)
     runs = []
     for path in found.values():
-        run = read_run(path)
+        try:
+            run = read_run(path)
+        except UserError as error:
+            damaged.append(str(error))
+            continue
         if run.curve:
             runs.append(run)
         else:
             left_out.append(f"{path} has not been evaluated yet")
     if not runs:
-        raise RunError("; ".join(left_out))
+        raise RunError("; ".join([*left_out, *damaged]))
     for note in left_out:
         say(f"note: {note}; left out")
     return runs

@@ -5,7 +5,6 @@ the report.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,6 @@ from klformer.runs.presets import preset_names, usual_options
 from klformer.tasks import task_names
 from klformer.training.metrics import Metric
 
-#: Folders of a run that hold nothing for a report.
-PASSED_OVER = RunFolder.SUBFOLDERS | {"variance-scores"}
-#: How deep runs may lie below a folder that is given.
-MAX_DEPTH = 4
 #: No run has as many steps; larger numbers can't be drawn.
 MAX_STEP = 10**12
 #: Where the data lay says nothing about a result, and a page may be published.
@@ -78,22 +73,6 @@ class Run:
     speed: float | None = None
     last_step: int = 0
     result: Result | None = None
-
-
-def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and those below it that may hold something for a report, with the names of their files."""
-    for folder, subfolders, files in os.walk(top, followlinks=True):
-        here = Path(folder)
-        depth = len(here.relative_to(top).parts)
-        subfolders[:] = sorted(
-            name for name in subfolders if depth < MAX_DEPTH and name not in PASSED_OVER and not name.startswith(".")
-        )
-        yield here, files
-
-
-def find_runs(top: Path) -> list[Path]:
-    """The folder itself if it is a run's, and the runs below it."""
-    return [folder for folder, files in walk(top) if RunFolder.CONFIG in files]
 
 
 def read_run(folder: Path, *, title: str = "") -> Run:

@@ -2,7 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from klformer.errors import ArgumentError
 from klformer.files import write_text
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.jobs import Job, train_side_by_side
 from klformer.runs.naming import combined_score, run_name, selecting_metric, setting_name
 from klformer.runs.train import finished_result, train_run
 from klformer.tasks import build_task
-from klformer.training.processes import is_main_process
+from klformer.training.processes import is_distributed, is_main_process
 from klformer.training.progress import Reporter, SilentReporter
 
 
@@ -25,12 +27,30 @@ def comparison_name(config: ExperimentConfig) -> str:
     return f"comparison-{setting_name(config)}.json"
 
 
-def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Reporter) -> list[dict[str, Any]]:
+def compare(
+    configs: Sequence[ExperimentConfig],
+    folder: Path,
+    *,
+    reporter: Reporter,
+    jobs: int = 1,
+    labelled: Callable[[str], Reporter] = lambda label: SilentReporter(),
+) -> list[dict[str, Any]]:
     """Do every run that is not done yet, going on with those that were interrupted; returns all results.
 
+    Args:
+        configs: The runs.
+        folder: Where their folders are.
+        reporter: Told what happens.
+        jobs: Trainings side by side, in processes with one thread each.
+        labelled: Gives the reporters of runs side by side, for a label each.
+
     Raises:
-        ValueError: two of the configurations are the same run.
+        ArgumentError: two of the configurations are the same run, or `jobs` are asked of several processes.
+        Interrupted: SIGINT or SIGTERM came; the state is saved.
+        RunError: a run can't be done.
     """
+    if jobs > 1 and is_distributed():
+        raise ArgumentError(f"jobs must be 1 where torchrun has started several processes, got {jobs}")
     names = [run_name(config) for config in configs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -41,20 +61,60 @@ def compare(configs: Sequence[ExperimentConfig], folder: Path, *, reporter: Repo
     for config, done in zip(configs, finished, strict=True):
         if done is None:
             check_model(config)
-    results = []
-    for number, (config, done) in enumerate(zip(configs, finished, strict=True), start=1):
-        run_folder = folder / run_name(config)
-        reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
-        results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
+    do = _one_after_the_other if jobs == 1 else partial(_side_by_side, jobs=jobs, labelled=labelled)
+    results = do(configs, finished, folder, reporter)
     if is_main_process():
         write_text(folder / comparison_name(configs[0]), json.dumps(results, indent=2) + "\n")
     return results
 
 
+Finished = Sequence[dict[str, Any] | None]
+
+
+def _one_after_the_other(
+    configs: Sequence[ExperimentConfig], finished: Finished, folder: Path, reporter: Reporter
+) -> list[dict[str, Any]]:
+    results = []
+    for number, (config, done) in enumerate(zip(configs, finished, strict=True), start=1):
+        run_folder = folder / run_name(config)
+        reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
+        results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
+    return results
+
+
+def _side_by_side(
+    configs: Sequence[ExperimentConfig],
+    finished: Finished,
+    folder: Path,
+    reporter: Reporter,
+    *,
+    jobs: int,
+    labelled: Callable[[str], Reporter],
+) -> list[dict[str, Any]]:
+    todo = [number for number, done in enumerate(finished) if done is None]
+    if len(todo) < len(configs):
+        reporter.say(f"{len(configs) - len(todo)} of {len(configs)} runs are done already")
+    if not todo:
+        return [done for done in finished if done is not None]
+    # Once, before several want to.
+    build_task(configs[0].task, configs[0].data, quiet=isinstance(reporter, SilentReporter)).prepare()
+
+    def reporter_of(number: int) -> Reporter:
+        return labelled(f"[{todo[number] + 1}/{len(configs)}]")
+
+    made = train_side_by_side(
+        [Job(configs[number], folder / run_name(configs[number])) for number in todo],
+        workers=jobs,
+        reporter_of=reporter_of,
+    )
+    new = dict(zip(todo, made, strict=True))
+    return [done if done is not None else new[number] for number, done in enumerate(finished)]
+
+
 def check_model(config: ExperimentConfig) -> None:
     """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
     with torch.device("meta"):
-        build_model(config, build_task(config.task, config.data))
+        build_model(config, config.make_task())
 
 
 def comparison_table(results: Sequence[dict[str, Any]]) -> Table:

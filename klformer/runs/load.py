@@ -1,5 +1,6 @@
 """Runs that are read back from their folders; nothing is unpickled."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,11 +8,12 @@ from accelerate import Accelerator
 from torch import nn
 
 from klformer.data import Examples
-from klformer.errors import RunError
+from klformer.errors import RunError, UserError
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
-from klformer.tasks import Split, Task, build_task
+from klformer.tasks import DataConfig, Split, Task
 from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.metrics import Metric
@@ -77,8 +79,14 @@ class LoadedRun:
         return model.eval()
 
 
-def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None) -> LoadedRun:
+def load_run(
+    folder: Path, reporter: Reporter, *, data_root: Path | None = None, data: DataConfig | None = None
+) -> LoadedRun:
     """Read a run back; nothing is unpickled.
+
+    Args:
+        data_root: Where the data is, if not where the run had it.
+        data: How other data is read, if not as the run read its own.
 
     Raises:
         RunError: the folder is not a run's, is of another format, or has no whole checkpoint that fits its
@@ -87,14 +95,58 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     """
     run = RunFolder(folder)
     config = run.config()
-    data = config.data if data_root is None else config.data.model_copy(update={"root": data_root})
-    task = build_task(config.task, data)
+    chosen = data or (config.data if data_root is None else config.data.model_copy(update={"root": data_root}))
+    task = config.model_copy(update={"data": chosen}).make_task()
+    task.know(run.knowledge())
     model = build_model(config, task)
     store = run.checkpoints(reporter.say)
     checkpoint, which = _best_of(store, folder)
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    weights = f"{which}, step {checkpoint.step}"
-    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=data_root is None)
+    weights, own_data = f"{which}, step {checkpoint.step}", data_root is None and data is None
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=own_data)
+
+
+class RunReader:
+    """Reads several runs for one command: what is no run is left out with a note, and damaged ones do not stop it.
+
+    Args:
+        reporter: Told what is left out.
+        data_root: Where the data is, if not where the runs had it.
+    """
+
+    def __init__(self, reporter: Reporter, *, data_root: Path | None = None) -> None:
+        self._reporter = reporter
+        self._data_root = data_root
+        self._damaged: list[str] = []
+
+    def read(self, folders: Sequence[Path]) -> Iterator[LoadedRun]:
+        """The runs in these folders, and below them.
+
+        Raises:
+            RunError: there is none.
+        """
+        paths = {path.resolve(): path for folder in folders for path in find_runs(folder)}
+        empty = [folder for folder in folders if not find_runs(folder)]
+        if not paths:
+            raise RunError(f"there is no run in {', '.join(map(str, empty))}" if empty else "give at least one run")
+        for folder in empty:
+            self._reporter.say(f"note: {folder} is not a run and holds none; left out")
+        for path in paths.values():
+            try:
+                loaded = load_run(path, self._reporter, data_root=self._data_root)
+            except UserError as error:
+                self._damaged.append(str(error))
+                continue
+            yield loaded
+
+    def finish(self) -> None:
+        """To be called when everything is written.
+
+        Raises:
+            RunError: some of the runs could not be read.
+        """
+        if self._damaged:
+            raise RunError(f"runs that can't be read were left out: {'; '.join(self._damaged)}")
 
 
 def _best_of(store: CheckpointStore, folder: Path) -> tuple[Checkpoint, str]:

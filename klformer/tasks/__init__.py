@@ -3,6 +3,9 @@ here; somebody else's is registered from anywhere."""
 
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
+from klformer.tasks.corpus import Corpus
+from klformer.tasks.csv import Csv
+from klformer.tasks.glue import register_glue
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
 from klformer.tasks.recall import Recall
@@ -11,11 +14,14 @@ from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
-for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall):
+for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Csv, Corpus):
     register_task(_task)
+register_glue()
 
 __all__ = [
     "TASKS",
+    "Corpus",
+    "Csv",
     "DataConfig",
     "GeneratedData",
     "Image",

@@ -95,7 +95,7 @@ def evaluate(
             indices = np.array_split(everyones, accelerator.num_processes)[accelerator.process_index]
             if len(indices) == 0:
                 continue
-            batch = collate(examples, indices).to(device)
+            batch = objective.pose(collate(examples, indices).to(device), ())
             numbers = None if draws is None else range(passes)
             with accelerator.autocast():
                 outputs = outputs_of_draws(model, batch, numbers, seed=seed, outputs=objective.outputs).float()

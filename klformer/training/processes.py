@@ -23,6 +23,11 @@ def is_main_process() -> bool:
     return PartialState(cpu=not torch.cuda.is_available()).is_main_process
 
 
+def is_distributed() -> bool:
+    """Whether torchrun has started several processes."""
+    return PartialState(cpu=not torch.cuda.is_available()).num_processes > 1
+
+
 def on_main_process(do: Callable[[], Result]) -> Result:
     """Let the main process do something; all get its result.
 

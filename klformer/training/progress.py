@@ -97,16 +97,22 @@ class AttendedReporter(Reporter):
 
 
 class PlainReporter(Reporter):
-    """Lines for a log file, at most one every few seconds for the steps."""
+    """Lines for a log file, at most one every few seconds for the steps.
 
-    def __init__(self, seconds_between: float = 15.0) -> None:
+    Args:
+        seconds_between: Lines about steps.
+        label: In front of every line, where several runs go on side by side.
+    """
+
+    def __init__(self, *, seconds_between: float = 15.0, label: str = "") -> None:
+        self._label = label
         self._seconds_between = seconds_between
         self._total_steps = 0
         self._first_step = 0
         self._started = self._last = time.monotonic()
 
     def say(self, message: str) -> None:
-        print(message, flush=True)
+        print(f"{self._label}{message}", flush=True)
 
     def start(self, step: int, total_steps: int) -> None:
         self._first_step, self._total_steps = step, total_steps
@@ -119,7 +125,7 @@ class PlainReporter(Reporter):
         self._last = now
         left = (now - self._started) / max(1, step - self._first_step) * (self._total_steps - step)
         print(
-            f"step {step}/{self._total_steps}  loss {loss:.4f}  {_written(metrics, '  ')}"
+            f"{self._label}step {step}/{self._total_steps}  loss {loss:.4f}  {_written(metrics, '  ')}"
             f"{tokens_per_second:,.0f} tokens/s  {left / 60:.1f} min left",
             flush=True,
         )
@@ -129,27 +135,24 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(Reporter):
-    """A progress bar with the latest figures."""
+    """A progress bar with the latest figures.
 
-    def __init__(self) -> None:
-        self._progress = Progress(
-            # The bar takes what the figures leave: of 80 columns, little.
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]} {task.fields[metrics]}{task.fields[speed]} tokens/s"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=Console(),
-            expand=True,
-        )
+    Args:
+        bars: Where it is drawn, with the bars of other runs.
+        label: In front of the bar and of every line.
+    """
+
+    def __init__(self, bars: Progress | None = None, *, label: str = "") -> None:
+        self._progress = bars or _bars()
+        self._label = label
         self._task: TaskID | None = None
 
     def say(self, message: str) -> None:
-        self._progress.console.print(message, highlight=False, markup=False)
+        self._progress.console.print(f"{self._label}{message}", highlight=False, markup=False)
 
     def start(self, step: int, total_steps: int) -> None:
         self._task = self._progress.add_task(
-            "train", total=total_steps, completed=step, loss="-", metrics="", speed="-"
+            "train", total=total_steps, completed=step, label=self._label, loss="-", metrics="", speed="-"
         )
         self._progress.start()
 
@@ -164,10 +167,25 @@ class LiveReporter(Reporter):
             )
 
     def finish(self) -> None:
-        self._progress.stop()
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
+        if not self._progress.tasks:
+            self._progress.stop()
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("{task.fields[label]}", markup=False),
+        # The bar takes what the figures leave: of 80 columns, little.
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]} {task.fields[metrics]}{task.fields[speed]} tokens/s"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(),
+        expand=True,
+    )
 
 
 def _written(metrics: Mapping[Metric, float], space: str) -> str:
@@ -180,3 +198,13 @@ def make_reporter(*, quiet: bool) -> Reporter:
     if quiet:
         return SilentReporter()
     return LiveReporter() if sys.stdout.isatty() else PlainReporter()
+
+
+def labelled_reporters(*, quiet: bool) -> Callable[[str], Reporter]:
+    """Gives the reporters of runs that go on side by side, each with a label in front of what it shows."""
+    if quiet:
+        return lambda _label: SilentReporter()
+    if not sys.stdout.isatty():
+        return lambda label: PlainReporter(label=f"{label} ")
+    bars = _bars()
+    return lambda label: LiveReporter(bars, label=f"{label} ")

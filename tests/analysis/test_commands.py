@@ -359,11 +359,11 @@ def test_the_bar_of_the_gradients_moves_with_every_draw(milestones, tmp_path, ca
         (["kernel", "RUNS/gmm-rks", "--quick", "--draws", "-3"], "draws must be at least 1, got -3"),
         (["gradients", "RUNS/gmm-rks", "--draws", "0"], "draws must be at least 1, got 0"),
         (["gradients", "RUNS/gmm-rks", "--examples", "0"], "examples must be at least 1, got 0"),
-        (["gradients"], "runs must be one folder or more, got none"),
+        (["gradients"], "give at least one run"),
         (["mse", "--draws", "1"], "draws must be at least 2, got 1"),
         (["turing", "--seeds", "0"], "seeds must be at least 1, got 0"),
         (["turing", "--steps", "0"], "steps must be at least 1, got 0"),
-        (["variance", "RUNS/nowhere"], "nowhere is not a run: it has no config.json"),
+        (["variance", "RUNS/nowhere"], "there is no run in RUNS/nowhere"),
         (["eigenvalues", "RUNS/softmax"], "none of the runs has frequencies"),
         (["kernel", "RUNS/softmax"], "softmax has no frequencies to look at"),
         (
@@ -376,7 +376,21 @@ def test_what_cannot_be_analysed_is_said(runs, tmp_path, capsys, arguments, mess
     arguments = [argument.replace("RUNS", str(runs)) for argument in arguments]
     with pytest.raises(SystemExit):
         main(["analyze", *arguments, "--out", str(tmp_path)])
-    assert message in capsys.readouterr().err
+    assert message.replace("RUNS", str(runs)) in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_left_out_and_what_is_damaged_is_said_at_the_end(runs, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_text("{")
+    folders = [str(folder) for folder in (tmp_path / "empty", tmp_path / "bad", runs / "gmm-rks")]
+    with pytest.raises(SystemExit) as caught:
+        main(["analyze", "eigenvalues", *folders, "--out", str(tmp_path)])
+    assert caught.value.code == 1
+    said = capsys.readouterr()
+    assert f"note: {tmp_path / 'empty'} is not a run and holds none; left out" in said.out
+    assert f"klformer: runs that can't be read were left out: {tmp_path / 'bad' / 'config.json'}: " in said.err
+    assert {row["run"] for row in results(tmp_path, "eigenvalues")} == {"gmm-rks"}
 
 
 QUICK = {

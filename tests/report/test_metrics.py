@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot as plt
 from report_support import ACCURACY, MSE, edit, make_run, page_of, text_of
 
-from klformer.errors import RunError, UserError
+from klformer.errors import RunError
 from klformer.report import curves
 from klformer.report.collect import collect
 from klformer.report.curves import draw_curves
@@ -114,8 +114,8 @@ def test_a_run_that_does_not_describe_its_task_has_its_name_and_what_its_lines_h
 )
 def test_a_description_that_is_broken_is_named(tmp_path, content, message):
     (make_run(tmp_path / "run") / "task.json").write_text(content)
-    with pytest.raises(UserError, match=rf"task\.json {message}"):
-        collect([tmp_path])
+    (damaged,) = collect([tmp_path / "run"]).damaged
+    assert re.search(rf"task\.json {message}", damaged.problem)
 
 
 @pytest.fixture
@@ -170,3 +170,11 @@ def test_curves_without_anything_to_show_are_refused(tmp_path):
     (make_run(tmp_path / "early") / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match="early has not been evaluated yet"):
         draw_curves([tmp_path], tmp_path / "c.svg")
+
+
+def test_a_damaged_run_does_not_stop_curves(tmp_path, drawn):
+    make_run(tmp_path / "a")
+    (make_run(tmp_path / "b") / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match=r"c\.svg is written without runs that are damaged: .*b/metrics\.jsonl, line 1"):
+        draw_curves([tmp_path], tmp_path / "c.svg")
+    assert len(drawn[0].axes[0].lines) == 1

@@ -25,7 +25,7 @@ from report_support import (
 import klformer
 from klformer.cli import report as command
 from klformer.cli.report import Report
-from klformer.errors import UserError
+from klformer.errors import RunError
 from klformer.report import page
 from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.report.collect import collect
@@ -293,6 +293,9 @@ def test_where_the_data_lay_is_not_published(tmp_path):
     assert "private/place" not in page_of(tmp_path, tmp_path / "run")
 
 
+RUN_FILES = ("config.json", "result.json", "metrics.jsonl")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -320,8 +323,29 @@ def test_where_the_data_lay_is_not_published(tmp_path):
 def test_what_is_broken_is_named(tmp_path, file, content, message):
     run = make_run(tmp_path / "runs" / "run")
     (run / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=message):
-        collect([tmp_path / "runs"])
+    make_run(tmp_path / "runs" / "whole", "softmax")
+    assert [bool(re.search(message, damaged.problem)) for damaged in collect([tmp_path / "runs"]).damaged] == [True]
+    target = tmp_path / "page.html"
+    with pytest.raises(RunError, match=message):
+        command.run(Report(runs=(tmp_path / "runs",), out=target))
+    page = target.read_text()
+    damaged = page[page.index('<section id="damaged">') : page.index('<section id="glance">')]
+    assert f"<code>{'run' if file in RUN_FILES else file}</code>" in damaged
+    assert str(tmp_path) not in damaged
+    assert "softmax" in page
+
+
+def test_folders_without_a_run_are_left_out_with_a_note(tmp_path, capsys):
+    make_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    command.run(Report(runs=(tmp_path / "empty", tmp_path / "run"), out=tmp_path / "page.html"))
+    assert f"note: {tmp_path / 'empty'} holds no run; left out" in capsys.readouterr().out
+
+
+def test_commands_that_make_what_is_missing_are_code(tmp_path):
+    page = page_of(tmp_path, make_run(tmp_path / "run"))
+    assert "<code>klformer bench model --out bench</code> measures them, <code>--bench bench</code> shows" in page
+    assert page.index('<section id="tasks">') < page.index('<section id="lra">')
 
 
 def test_what_is_not_there_is_named(tmp_path):

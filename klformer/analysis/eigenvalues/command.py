@@ -9,14 +9,13 @@ import tyro
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import track
 
 from klformer.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
 from klformer.analysis.options import Count
 from klformer.analysis.output import print_table, write_results
 from klformer.errors import ArgumentError
 from klformer.plotting import COLOURS
-from klformer.runs.load import LoadedRun, load_run
+from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label
 from klformer.training.progress import make_reporter
 
@@ -37,7 +36,7 @@ class EigenvalueAnalysis:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs."""
+    """Runs, or folders of runs."""
     draws: int | None = None
     """Draws for distributions without a closed form; 64, or 8 with --quick."""
     quick: bool = False
@@ -55,8 +54,9 @@ def run(options: EigenvalueAnalysis) -> None:
     console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
     rows: list[dict[str, Any]] = []
     spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]] = []
-    for folder in track(options.runs, "eigenvalues", transient=True):
-        loaded = load_run(folder, reporter)
+    reader = RunReader(reporter)
+    for loaded in reader.read(options.runs):
+        folder = loaded.folder
         if not any(True for _ in spectra_of(loaded.model)):
             reporter.say(f"{folder}: {loaded.config.attention.name} has no frequencies; left out")
             continue
@@ -70,12 +70,14 @@ def run(options: EigenvalueAnalysis) -> None:
                 | _summary(initial, "initial_")
             )
     if not rows:
+        reader.finish()
         raise ArgumentError("none of the runs has frequencies")
     print_table(console, rows, "eigenvalues of the covariance")
     caption = CAPTION.format(draws=draws)
     figure = draw_spectra(spectra)
     write_results(options.out, "eigenvalues", caption=caption, rows=rows, settings={"draws": draws}, figure=figure)
     console.print(f"written to {options.out}", highlight=False)
+    reader.finish()
 
 
 def spectra_before_and_after(loaded: LoadedRun, *, draws: int) -> tuple[list[HeadSpectrum], list[HeadSpectrum]]:

@@ -20,7 +20,7 @@ from klformer.errors import ArgumentError, RunError
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS, MARKERS, STYLES
 from klformer.runs.folder import RunFolder
-from klformer.runs.load import load_run
+from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
 from klformer.training.callbacks import MILESTONES, milestone
 from klformer.training.checkpoint import Checkpoint, put_weights
@@ -50,7 +50,7 @@ class GradientAnalysis:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs."""
+    """Runs, or folders of runs."""
     examples: int | None = None
     """The first so many validation examples; 50, or 10 with --quick."""
     draws: int | None = None
@@ -71,10 +71,11 @@ def run(options: GradientAnalysis) -> None:
     """Compute, print and write the table and the figure."""
     examples = EXAMPLES.choose(options.examples, quick=options.quick)
     draws = DRAWS.choose(options.draws, quick=options.quick)
-    if not options.runs:
-        raise ArgumentError("runs must be one folder or more, got none")
     reporter = make_reporter(quiet=False)
-    examined = [_open(folder, options.data_root, examples, reporter) for folder in options.runs]
+    reader = RunReader(reporter, data_root=options.data_root)
+    examined = [_open(loaded, examples, reporter) for loaded in reader.read(options.runs)]
+    if not examined:
+        reader.finish()
     rows: list[Row] = []
     with Progress(transient=True) as progress:
         bar = progress.add_task("gradients", total=draws * sum(len(one.reached) for one in examined))
@@ -87,6 +88,7 @@ def run(options: GradientAnalysis) -> None:
     figure = draw(examined, rows)
     write_results(options.out, "gradients", caption=caption, rows=rows, settings=settings, figure=figure)
     console.print(f"written to {options.out}", highlight=False)
+    reader.finish()
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class Examined:
     reached: Mapping[int, Checkpoint]
 
 
-def _open(folder: Path, data_root: Path | None, examples: int, reporter: Reporter) -> Examined:
-    loaded = load_run(folder, reporter, data_root=data_root)
+def _open(loaded: LoadedRun, examples: int, reporter: Reporter) -> Examined:
+    folder = loaded.folder
     if not isinstance(loaded.model, SequenceClassifier):
         raise ArgumentError(f"{folder}: gradients are defined for classifiers of single sequences, not of pairs")
     check_classification(loaded, "gradients")

@@ -24,7 +24,7 @@ from klformer.errors import ArgumentError
 from klformer.files import replacing
 from klformer.noise import has_noise
 from klformer.plotting import COLOURS, MARKERS
-from klformer.runs.load import LoadedRun, load_run
+from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
 from klformer.training.evaluation import each_draw, evaluating
 from klformer.training.progress import make_reporter
@@ -54,7 +54,7 @@ class VarianceAnalysis:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs."""
+    """Runs, or folders of runs."""
     draws: int | None = None
     """Draws of the frequencies; 100, or 10 with --quick."""
     split: Literal["validation", "test"] = "validation"
@@ -79,8 +79,9 @@ def run(options: VarianceAnalysis) -> None:
     limit = LIMIT.choose(options.limit, quick=options.quick)
     console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
     rows: list[Row] = []
-    for folder in options.runs:
-        loaded = load_run(folder, reporter, data_root=options.data_root)
+    reader = RunReader(reporter, data_root=options.data_root)
+    for loaded in reader.read(options.runs):
+        folder = loaded.folder
         check_classification(loaded, "variance")
         if not has_noise(loaded.model):
             reporter.say(f"{folder}: {loaded.config.attention.name} has nothing that is drawn at random; left out")
@@ -94,6 +95,7 @@ def run(options: VarianceAnalysis) -> None:
         row = {"run": folder.name, "attention": attention_label(loaded.config), "task": task_label(loaded.config)}
         rows.append(row | asdict(variance_metrics(scores, examples.targets)) | {"examples": len(examples)})
     if not rows:
+        reader.finish()
         raise ArgumentError("none of the runs has noise to draw")
     print_table(console, rows, f"variance over {draws} draws")
     correlations = correlate(rows)
@@ -110,6 +112,7 @@ def run(options: VarianceAnalysis) -> None:
             options.out, "variance-correlations", caption=caption, rows=compared, settings=settings, figure=figure
         )
     console.print(f"written to {options.out}", highlight=False)
+    reader.finish()
 
 
 def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
@@ -129,7 +132,7 @@ def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws:
     batch_size = loaded.config.training.evaluation_batch_size
     batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
     spans = [range(start, min(start + BLOCK, draws)) for start in range(0, draws, BLOCK)]
-    scores = np.zeros((draws, len(examples), loaded.task.num_classes))
+    scores = np.zeros((draws, len(examples), loaded.task.objective().num_outputs))
     with Progress(transient=True) as progress, evaluating(loaded.model):
         bar = progress.add_task(loaded.folder.name, total=len(batches) * len(spans))
         for number, indices in enumerate(batches):

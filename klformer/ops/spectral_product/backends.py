@@ -12,7 +12,9 @@ from torch import Tensor
 
 from klformer.errors import ArgumentError
 from klformer.ops.precision import full_precision
+from klformer.ops.spectral_product.derivatives import attend_plainly
 from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.transforms import gradients_of, is_derived_again, is_transformed
 from klformer.registry import Registry
 
 
@@ -40,6 +42,8 @@ class FusedBackend(Backend):
 
     def attend(self, operands: SpectralOperands) -> Tensor:
         named = operands.tensors()
+        if is_transformed(*named.values()):
+            return attend_plainly(operands)
         return _forward_op(list(named.values()), ",".join(named), operands.map_code, operands.causal, self.name)[0]
 
     @abstractmethod
@@ -137,6 +141,12 @@ def _autograd(ctx, d_outputs):  # type: ignore[no-untyped-def]
     if d_out is None or not any(needs):
         return [None] * ctx.num_operands, None, None, None, None
     tensors = ctx.saved_tensors
+    if is_derived_again(d_out):
+
+        def product(operands):  # type: ignore[no-untyped-def]
+            return attend_plainly(_open(ctx.names, operands, ctx.feature_map, ctx.causal, ctx.backend)[1])
+
+        return gradients_of(product, tensors[: ctx.num_operands], needs, d_out), None, None, None, None
     operands, saved = list(tensors[: ctx.num_operands]), list(tensors[ctx.num_operands :])
     needed = ",".join(name for name, is_needed in zip(ctx.names.split(","), needs, strict=True) if is_needed)
     found = iter(_backward_op(d_out, saved, operands, ctx.names, ctx.feature_map, ctx.causal, ctx.backend, needed))

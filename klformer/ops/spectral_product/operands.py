@@ -127,6 +127,11 @@ class SpectralOperands:
         )
 
 
+def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:
+    """(H, R, D) and (H, D) -> the 2 R frequencies omega + offset and omega - offset."""
+    return torch.cat([omega + pair_offset.unsqueeze(-2), omega - pair_offset.unsqueeze(-2)], dim=-2)
+
+
 def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
     """Raises ArgumentError if a tensor of the kernel does not fit its map, the heads or the head size."""
     fmap, omega = kernel.feature_map, kernel.omega

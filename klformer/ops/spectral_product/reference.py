@@ -10,7 +10,7 @@ from torch.nn.functional import elu
 
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.backends import Backend
-from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.spectral_product.operands import SpectralOperands, paired_frequencies
 
 
 class ReferenceBackend(Backend):
@@ -52,11 +52,6 @@ def _attend(operands: SpectralOperands) -> Tensor:
     if kernel.smoothing is not None:
         cosines = cosines + kernel.smoothing.to(dtype)[:, None, None]
     return attention_from_kernel(cosines, log_weights, v)
-
-
-def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:
-    """(H, R, D) and (H, D) -> the 2 R frequencies omega + offset and omega - offset."""
-    return torch.cat([omega + pair_offset.unsqueeze(-2), omega - pair_offset.unsqueeze(-2)], dim=-2)
 
 
 def cosine_kernel(q: Tensor, k: Tensor, omega: Tensor, frequency_bias: Tensor) -> Tensor:

@@ -51,6 +51,9 @@ class Classification(Objective):
     def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(-1)
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(-1)
+
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         return {"accuracy": (predictions == targets).float().mean().item()}
 

@@ -1,0 +1,103 @@
+"""Fuzz the doors of klformer: files and names of other people, nearly right, for as long as one likes.
+
+    python tests/fuzz/fuzz.py --targets config tables runs tensors plugins --seconds 1200
+
+Every input has a number, and is made from it alone: `--first NUMBER --inputs 1` makes one again. What is not a refusal
+in words (a UserError), and what takes longer than ten seconds, is a crash; crashes at one place count as one.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+from targets import TARGETS  # noqa: E402
+
+from klformer.errors import UserError  # noqa: E402
+
+#: No input is so large that reading it may take longer, in seconds, or more memory.
+SLOW, MEMORY = 10, 6 * 2**30
+
+
+class TooSlow(Exception):  # noqa: N818 - raised by the alarm
+    """An input has taken too long."""
+
+
+def too_slow(number, frame):
+    raise TooSlow
+
+
+def place(error):
+    """Where it came from, in our own code."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/klformer/" in frame.filename]
+    where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "outside"
+    return f"{type(error).__name__} at {where}"
+
+
+def fuzz(name, folder, *, seconds=None, inputs=None, first=0):
+    """Call a target with inputs until time or number are over; returns what became of them."""
+    target = TARGETS[name](folder)
+    counts, crashes, started, number = Counter(), {}, time.monotonic(), first
+    signal.signal(signal.SIGALRM, too_slow)
+    while (seconds is None or time.monotonic() - started < seconds) and (inputs is None or number < first + inputs):
+        signal.alarm(SLOW)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                target(random.Random(f"{name} {number}"))
+            counts["read"] += 1
+        except UserError:
+            counts["refused"] += 1
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            counts["crashed"] += 1
+            crashes.setdefault(place(error), (number, "".join(traceback.format_exception(error))))
+        finally:
+            signal.alarm(0)
+        number += 1
+    return counts, crashes, time.monotonic() - started, number - first
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--inputs", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    failed = False
+    for name in options.targets:
+        with tempfile.TemporaryDirectory() as folder:
+            before = time.process_time()
+            limit = None if options.inputs else options.seconds
+            counts, crashes, seconds, inputs = fuzz(
+                name, Path(folder), seconds=limit, inputs=options.inputs, first=options.first
+            )
+            print(
+                f"{name}: {inputs:,} inputs in {seconds:.0f} s "
+                f"({time.process_time() - before:.0f} s of processor time): "
+                f"{counts['read']:,} read, {counts['refused']:,} refused in words, {counts['crashed']:,} crashed "
+                f"at {len(crashes)} places",
+                flush=True,
+            )
+        for where, (number, text) in crashes.items():
+            failed = True
+            print(f"--- {where}: --targets {name} --first {number} --inputs 1\n{text}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    main()

@@ -1,0 +1,231 @@
+"""What is fuzzed: a door of klformer that takes files of other people, and inputs for it that are nearly right.
+
+A target is built once, in a folder of its own, and called with a random generator for every input. It may raise
+UserError, which is a refusal; everything else is a crash.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import shutil
+import struct
+import sys
+
+import pyarrow
+from mutate import STRANGE, mutated_bytes, mutated_text
+from pyarrow import parquet
+from run_support import sealed, tiny
+
+from klformer.attention import AttentionSpec
+from klformer.cli.main import _split_plugins
+from klformer.files import sha256
+from klformer.plugins import load_plugin
+from klformer.report.collect import collect
+from klformer.report.run import read_run
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.folder import RunFolder
+from klformer.runs.load import load_run
+from klformer.runs.train import train_run
+from klformer.tasks.text import ReviewTables, TextData
+from klformer.training.progress import SilentReporter
+
+
+def _trained(folder):
+    """A finished run, tiny."""
+    run = folder / "run"
+    if not run.exists():
+        train_run(tiny(folder, max_steps=4), run, resume=False, reporter=SilentReporter())
+    return run
+
+
+class ConfigFile:
+    """config.json of a run, as training, evaluation and reports read it."""
+
+    def __init__(self, folder):
+        self.whole = (_trained(folder) / RunFolder.CONFIG).read_bytes()
+        self.path = folder / "changed" / RunFolder.CONFIG
+        self.path.parent.mkdir(exist_ok=True)
+
+    def __call__(self, random):
+        self.path.write_bytes(mutated_text(random, self.whole))
+        if random.random() < 0.7:
+            ExperimentConfig.from_file(self.path)
+        else:
+            read_run(self.path.parent)
+
+
+class Tables:
+    """Texts and labels in csv, tsv and parquet files."""
+
+    rows = (
+        ("text", "label"),
+        ("good, very good", "1"),
+        ('he said "no"', "0"),
+        ("über\nzwei Zeilen", "pos"),
+        ("x" * 50, "0.0"),
+    )
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.whole = {suffix: self._delimited(delimiter) for suffix, delimiter in ((".csv", ","), (".tsv", "\t"))}
+        columns = dict(zip(self.rows[0], map(list, zip(*self.rows[1:], strict=True)), strict=True))
+        sink = io.BytesIO()
+        parquet.write_table(pyarrow.table(columns), sink)
+        self.whole[".parquet"] = sink.getvalue()
+
+    def _delimited(self, delimiter):
+        text = io.StringIO()
+        csv.writer(text, delimiter=delimiter).writerows(self.rows)
+        return text.getvalue().encode()
+
+    def __call__(self, random):
+        suffix = random.choice(list(self.whole))
+        for old in self.folder.glob("train.*"):
+            old.unlink()
+        (self.folder / f"train{suffix}").write_bytes(mutated_bytes(random, self.whole[suffix]))
+        ReviewTables(self.folder, TextData()).read("train", 100)
+
+
+class RunFiles:
+    """All files of a run folder, as evaluation and reports read them; a changed manifest may have its checksum."""
+
+    def __init__(self, folder):
+        self.whole = _trained(folder)
+        self.run = folder / "changed"
+        self.files = [
+            path.relative_to(self.whole)
+            for path in self.whole.rglob("*")
+            if path.is_file() and path.suffix in (".json", ".jsonl")
+        ]
+
+    def __call__(self, random):
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.copytree(self.whole, self.run, ignore=shutil.ignore_patterns("tensorboard"))
+        for name in random.sample(self.files, random.choice((1, 1, 2))):
+            path = self.run / name
+            content = mutated_text(random, path.read_bytes())
+            if name.name == "manifest.json" and random.random() < 0.8:
+                with contextlib.suppress(ValueError, AttributeError):
+                    content = sealed(json.loads(content)).encode("utf-8", "surrogatepass")
+            path.write_bytes(content)
+        if random.random() < 0.5:
+            load_run(self.run, SilentReporter()).examples("test")
+        else:
+            collect([self.run])
+
+
+class TensorFiles:
+    """safetensors files with other headers, under manifests with the right checksums."""
+
+    def __init__(self, folder):
+        self.run = _trained(folder)
+        self.weights = sorted(self.run.glob("checkpoints/best-*"))[-1] / "weights.safetensors"
+        self.whole = self.weights.read_bytes()
+        (size,) = struct.unpack("<Q", self.whole[:8])
+        self.header, self.body = self.whole[8 : 8 + size], self.whole[8 + size :]
+        self.manifest = self.weights.with_name("manifest.json")
+        self.content = json.loads(self.manifest.read_text())
+
+    def __call__(self, random):
+        header = mutated_text(random, self.header)
+        size = len(header) if random.random() < 0.8 else random.choice((0, 1, 7, 2**31, 2**62, 2**64 - 1))
+        body = self.body if random.random() < 0.8 else mutated_bytes(random, self.body)
+        self.weights.write_bytes(struct.pack("<Q", size) + header + body)
+        self.content["files"]["weights.safetensors"] = sha256(self.weights)
+        self.manifest.write_text(sealed(self.content))
+        load_run(self.run, SilentReporter())
+
+
+class PluginDoor:
+    """Names of plugins, files that are plugins, and attentions as text.
+
+    The files are put together of harmless lines: they are executed.
+    """
+
+    lines = (
+        *("import klformer", "import nowhere", "raise ValueError('x')", "x = (", "\tif", "1 / 0", "x: int", "pass"),
+        *(
+            "klformer.register_attention('gmm-rks', int, 'x')",
+            "klformer.register_task(int)",
+            "from klformer import nothing",
+        ),
+        *(
+            "klformer.register_spectrum('a b', object)",
+            "klformer.register_task(type('T', (), {}))",
+            "raise SystemExit(3)",
+        ),
+        *(
+            "class C(klformer.Task): pass",
+            "klformer.register_task(C)",
+            "\x00",
+            "# \udcff",
+            "import sys; sys.modules[__name__] = None",
+        ),
+    )
+    names = (
+        "json",
+        "os.path",
+        "nowhere",
+        "a.b.c",
+        "klformer",
+        "klformer.nowhere",
+        "..",
+        ".",
+        "",
+        "é",
+        "x y",
+        "a/b.py",
+        "json.py",
+        ".py",
+    )
+    specs = (
+        "gmm-rks:num_frequencies=8,init=identity",
+        "fastfood-prf",
+        "generative-prf:hidden_dims=[8,8]",
+        "softmax:x=1",
+    )
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.number = 0
+
+    def __call__(self, random):
+        match random.randrange(4):
+            case 0:
+                self.number += 1
+                path = self.folder / f"plugin{self.number}.py"
+                text = "\n".join(random.choice(self.lines) for _ in range(random.randrange(1, 6)))
+                path.write_bytes(text.encode("utf-8", "surrogateescape"))
+                try:
+                    load_plugin(str(path))
+                finally:
+                    path.unlink()
+                    sys.modules.pop(f"klformer_plugin_plugin{self.number}", None)
+            case 1:
+                name = random.choice(self.names)
+                text = mutated_bytes(random, name.encode()) if random.random() < 0.7 else name.encode()
+                load_plugin(text.decode("utf-8", "surrogateescape"))
+            case 2:
+                words = ["--plugin", "--plugin=", "--plugin=x", "train", "--help", "-", "", "--plug"]
+                _split_plugins([random.choice(words) for _ in range(random.randrange(4))])
+            case _:
+                text = mutated_bytes(random, random.choice(self.specs).encode()).decode("utf-8", "replace")
+                spec = AttentionSpec.parse(text)
+                spec = AttentionSpec(name=spec.name, options=spec.options | self._strange_option(random, spec))
+                if not any(isinstance(value, int | float) and value > 512 for value in spec.options.values()):
+                    spec.build(num_heads=2, head_dim=4, max_len=8)
+
+    def _strange_option(self, random, spec):
+        if not spec.options or random.random() < 0.5:
+            return {}
+        return {random.choice(list(spec.options)): random.choice(STRANGE)}
+
+
+TARGETS = {
+    "config": ConfigFile,
+    "tables": Tables,
+    "runs": RunFiles,
+    "tensors": TensorFiles,
+    "plugins": PluginDoor,
+}
