@@ -34,6 +34,15 @@ def cos_and_sin_of_turns(turns: Tensor, cos: Tensor, sin: Tensor) -> None:
     torch.addcmul(torch.ones(()), half_sine, half_sine, value=-2, out=cos)
 
 
+def cos_of_turns_(turns: Tensor) -> Tensor:
+    """Cosine of angles in turns, in place."""
+    squares = torch.round(turns)
+    turns -= squares
+    torch.mul(turns, turns, out=squares)
+    half_sine = turns.mul_(_polynomial(squares, _SINE, out=torch.empty_like(turns)))
+    return torch.addcmul(torch.ones(()), half_sine, half_sine, value=-2, out=half_sine)
+
+
 def _polynomial(x: Tensor, coefficients: tuple[float, ...], out: Tensor) -> Tensor:
     """By Horner's rule, one pass a coefficient."""
     *rest, second, first = coefficients

@@ -206,11 +206,8 @@ class Scratch:
 
 def with_column(x: Tensor, *columns: Tensor | float) -> Tensor:
     """x (n, length, width) with more columns: tensors (n, length, 1), or numbers."""
-    widened = x.new_empty(*x.shape[:-1], x.shape[-1] + len(columns))
-    widened[..., : x.shape[-1]] = x
-    for index, column in enumerate(columns, start=x.shape[-1]):
-        widened[..., index : index + 1] = column
-    return widened
+    given = [c if isinstance(c, Tensor) else x.new_full((1, 1, 1), c).expand(*x.shape[:2], 1) for c in columns]
+    return torch.cat([x, *given], dim=-1)
 
 
 def chunk_bounds(length: int, chunk: int) -> Iterator[tuple[int, int]]:
