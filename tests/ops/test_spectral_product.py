@@ -10,10 +10,10 @@ from support import relative_error
 
 import klformer
 from klformer.ops import spectral_product as op
-from klformer.ops.envelopes import gaussian_envelope
+from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS, chunked, spectral_product
-from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.chunked import ChunkedBackend, few
 from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.operands import SpectralKernel
 
@@ -52,6 +52,24 @@ def tensors(operands):
     return [t for t in operands.values() if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
+def check_against_the_definition(operands, feature_map, *, backend, causal=False, simplex=False, key_mask="random"):
+    """Results and gradients are those of the reference; one sequence of the batch has no key at all."""
+    if isinstance(key_mask, str):
+        key_mask = torch.rand(BATCH, 1, operands["k"].shape[2]) > 0.3
+        key_mask[1] = False
+    q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
+    names = ("omega", "pair_offset", "frequency_bias", "smoothing")
+    kernel = SpectralKernel(FEATURE_MAPS[feature_map], **{n: operands.get(n) for n in names}, simplex=simplex)
+    call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias, causal=causal)
+    expected, actual = op.attend(call, backend="reference"), op.attend(call, backend=backend)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    inputs, d_out = tensors(operands), torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, d_out)
+    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+    return actual
+
+
 KINDS = [
     pytest.param("rks", {"smoothing": 1.0}, id="rks"),
     pytest.param("rks", {"smoothing": 0.3, "paired": True}, id="rks-paired"),
@@ -67,16 +85,36 @@ KINDS = [
 @pytest.mark.parametrize("backend", FAST)
 def test_equals_the_definition_with_gradients(feature_map, options, causal, shared, weighted, backend):
     operands = problem(feature_map, keys=LENGTH if causal else KEYS, shared=shared, weighted=weighted, **options)
-    key_mask = torch.rand(BATCH, operands["k"].shape[2]) > 0.3
-    key_mask[1] = False
-    arguments = operands | {"feature_map": feature_map, "key_mask": key_mask, "causal": causal}
-    expected = spectral_product(**arguments, backend="reference")
-    actual = spectral_product(**arguments, backend=backend)
-    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
-    inputs, d_out = tensors(operands), torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, d_out)
-    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+    check_against_the_definition(operands, feature_map, backend=backend, causal=causal)
+
+
+@pytest.mark.parametrize(("feature_map", "options"), KINDS[:3])
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("backend", ["chunked", "chunked-7"])
+def test_few_queries_equal_the_definition(monkeypatch, feature_map, options, length, weighted, backend):
+    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"rks": 1, "prf": 1})
+    check_against_the_definition(
+        problem(feature_map, length=length, weighted=weighted, **options), feature_map, backend=backend
+    )
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("length", [1, 3, LENGTH])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_a_simplex_envelope_inside_the_product(monkeypatch, backend, causal, length, weighted):
+    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"prf": 1})
+    operands = problem("prf", length=length, keys=length if causal else KEYS, weighted=weighted)
+    check_against_the_definition(operands, "prf", backend=backend, causal=causal, simplex=True)
+
+
+def test_the_simplex_envelope_is_that_of_the_envelopes():
+    operands = problem("prf")
+    inside = check_against_the_definition(operands, "prf", backend="chunked", simplex=True, key_mask=None)
+    bias = simplex_envelope(operands["k"], operands["omega"])
+    outside = spectral_product(**operands | {"key_bias": bias}, feature_map="prf")
+    torch.testing.assert_close(inside, outside, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("feature_map", "options"), KINDS)

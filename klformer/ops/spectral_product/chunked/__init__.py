@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from klformer.ops.spectral_product.backends import FusedBackend
-from klformer.ops.spectral_product.chunked import causal, plain, positive
+from klformer.ops.spectral_product.chunked import causal, few, plain, positive
 from klformer.ops.spectral_product.chunked.tiling import causal_cut, cut
 from klformer.ops.spectral_product.operands import SpectralOperands
 
@@ -41,6 +41,8 @@ class ChunkedBackend(FusedBackend):
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
         if operands.causal:
             return causal.empty(operands, causal_cut(operands, chunk=self._chunk))
+        if few.serves(operands):
+            return few.empty(operands)
         if operands.feature_map.exponential:
             return positive.empty(operands)
         return plain.empty(operands, keep=self._keeps(operands))
@@ -49,6 +51,8 @@ class ChunkedBackend(FusedBackend):
         if operands.causal:
             return causal.forward(operands, causal_cut(operands, chunk=self._chunk))
         pieces = cut(operands, chunk=self._chunk)
+        if few.serves(operands):
+            return few.forward(operands, pieces)
         if operands.feature_map.exponential:
             return positive.forward(operands, pieces)
         return plain.forward(operands, pieces, keep=self._keeps(operands))
@@ -58,7 +62,7 @@ class ChunkedBackend(FusedBackend):
     ) -> dict[str, Tensor]:
         if operands.causal:
             return causal.backward(operands, list(saved), d_out, needed, causal_cut(operands, chunk=self._chunk))
-        way = positive if operands.feature_map.exponential else plain
+        way = few if few.serves(operands) else positive if operands.feature_map.exponential else plain
         return way.backward(operands, list(saved), d_out, needed, cut(operands, chunk=self._chunk))
 
     def _keeps(self, operands: SpectralOperands) -> bool:

@@ -310,14 +310,14 @@ class Block:
             turns = (self.values * turned(d_weighted, self.key_angle)).sum(1, keepdim=True)
             d_angle = self._unbatch(turns).transpose(1, 2)
         d_scores = self._d_scores(self.phi_k, d_phi)
-        exponential = self.tile.feature_map.exponential
-        if self._shares is not None:
-            d_scores = torch.addcmul(d_scores, self._shares.transpose(1, 2), d_scores.sum(1, keepdim=True), value=-1)
+        if self.tile.feature_map.exponential:
+            by_key = d_scores.sum(1, keepdim=True)  # (n, 1, T)
+            if self._shares is not None:
+                d_scores = torch.addcmul(d_scores, self._shares.transpose(1, 2), by_key, value=-1)
+        else:
+            by_key = self._unbatch((d_values * self.values).sum(1, keepdim=True)).transpose(1, 2)
         if collect.key_bias is not None:
-            by_key = (
-                d_scores.sum(1).unsqueeze(-1) if exponential else self._unbatch((d_values * self.values).sum(1, True))
-            )
-            collect.key_bias[:, self.start : self.stop] = by_key
+            collect.key_bias[:, self.start : self.stop] = by_key.transpose(1, 2)
         store(collect, "k", self.keys, d_scores, d_angle, self.start, self.stop)
         d_kept = d_values[:, :-1] if self.weights is None else d_values[:, :-1] * self.weights
         d_kept = self._unbatch(d_kept)

@@ -2,18 +2,19 @@
 
     out_i = sum_j W_ij v_j / sum_j W_ij        W_ij = exp(b_j) kappa(q_i, k_j), an ordinary (L, S) matrix
 
-A state costs R E a key, and again three times that in backward; a query costs R a key. A classifier that looks at CLS has
-one query in its last layer. For one query the kernel needs one transcendental function of each projection, not two:
+A state costs R E a key, and again three times that in backward; a query costs R a key. A classifier that looks at CLS
+has one query in its last layer. For one query the kernel needs one transcendental function of each projection, not two:
 
     prf   log kappa = log sum_r exp(a_r + omega_r.q + omega_r.k)       its slope is a softmax
     rks   kappa = sum_r exp(a_r) cos(omega_r.k - omega_r.q)            its slope is a sine
 
-Each query is stabilised by itself, so that nothing can underflow. A simplex envelope is the log-sum of one more query, 0.
-Forward keeps the sums over r, (L, S); backward makes the slopes.
+Each query is stabilised by itself, so that nothing can underflow. A simplex envelope is the log-sum of one more query,
+0. Forward keeps the sums over r, (L, S); backward makes the slopes.
 """
 
 import math
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -97,7 +98,9 @@ def backward(
         d_weights = torch.empty_like(weights)  # of weights before they are divided by their sum, times that sum
         for start, stop in chunk_bounds(num_keys, cut.chunk):
             collect.store("v", start, stop, weights[..., start:stop].transpose(1, 2), d_rows)
-            torch.sub(torch.bmm(d_rows, tile.values(start, stop).transpose(1, 2)), average, out=d_weights[..., start:stop])
+            torch.sub(
+                torch.bmm(d_rows, tile.values(start, stop).transpose(1, 2)), average, out=d_weights[..., start:stop]
+            )
         d_sums, d_key_angle = pairs.weights_vjp(collect, sums, weights, d_weights)
         d_shifts = tile.new_zeros(sums.shape[1], operands.num_projections)
         for start, stop in chunk_bounds(num_keys, cut.chunk):
@@ -110,7 +113,8 @@ def backward(
                     d_scores = d_one if sums.shape[1] == 1 else d_one.clone()
                 else:
                     d_scores += d_one
-            assert d_scores is not None and tile.omega is not None
+            assert d_scores is not None
+            assert tile.omega is not None
             if d_key_angle is None or tile.pair_offset is None:
                 collect.store("k", start, stop, d_scores, tile.omega)
             else:
@@ -129,7 +133,7 @@ def _pairs(tile: Tile, chunk: int) -> "_Pairs":
     return _PositivePairs(tile, chunk) if tile.feature_map.exponential else _CosinePairs(tile, chunk)
 
 
-class _Pairs:
+class _Pairs(ABC):
     """Scores of pairs of a tile: what a key's projections are shifted by for each query."""
 
     def __init__(self, tile: Tile, chunk: int, unit: float) -> None:
@@ -139,11 +143,11 @@ class _Pairs:
         self._omega = tile.omega * unit
         self._scratch = [Scratch(tile, chunk, tile.omega.shape[1]) for _ in range(2)]
 
+    @abstractmethod
     def shifts(self) -> Tensor:
         """(n, L, R) of the queries; with a simplex envelope one more, last."""
-        raise NotImplementedError
 
-    def scores(self, keys: Tensor):  # type: ignore[no-untyped-def]
+    def scores(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Index and scores (n, chunk, R) of each query with the keys (n, chunk, D); to be used before the next."""
         shifts = self.shifts()
         plain, shifted = (scratch.tokens_first(keys.shape[1]) for scratch in self._scratch)
@@ -155,24 +159,24 @@ class _Pairs:
         for index in range(shifts.shape[1]):
             yield index, torch.add(plain, shifts[:, index : index + 1], out=shifted)
 
+    @abstractmethod
     def sum_of(self, scores: Tensor) -> Tensor:
         """The sum over the frequencies, (n, chunk). Overwrites the scores."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self, sums: Tensor) -> Tensor:
         """The weights of keys (n, L, S), that sum to one for every query that has a key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights_vjp(
         self, collect: TileGradients, sums: Tensor, weights: Tensor, d_weights: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Gradients of the sums (n, L, S) and of the keys' angles (n, S, 1), given the gradient of weights that are yet
         to be divided by their sum, times that sum."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
         """The gradient of the scores (n, chunk, R), which are overwritten, given sums and d_sums (n, chunk, 1)."""
-        raise NotImplementedError
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
         """Write the gradient of the queries, given that of the shifts (n, L, R) in units of 1."""
@@ -240,7 +244,6 @@ class _CosinePairs(_Pairs):
         self._frequency_weights = None if tile.frequency_bias is None else tile.frequency_bias.exp()
         self._key_weights = weights_of_keys(tile)  # (n, 1, S)
         self._angle = self._angle_differences()  # (n, L, S)
-        self._denominator: Tensor | None = None
 
     def _angle_differences(self) -> Tensor | None:
         query_angle = angle(self.tile, self.queries)
@@ -293,19 +296,16 @@ class _CosinePairs(_Pairs):
     def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
         if collect.frequency_bias is not None:
             cosines = self._cosines(scores.clone()).mul_(d_sums).sum(1, keepdim=True)
-            collect.frequency_bias.addcmul_(cosines, collect.frequency_bias.new_ones(()) * self._frequency_weights)
+            collect.frequency_bias += cosines if self._frequency_weights is None else cosines * self._frequency_weights
         # - sin x = cos(x + a quarter of a turn)
         quarter = 0.25 if self._turns else math.pi / 2
         d_scores = self._cosines(scores.add_(quarter)).mul_(d_sums)
         return d_scores if self._frequency_weights is None else d_scores.mul_(self._frequency_weights)
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
-        if self._angle is None or self.tile.pair_offset is None:
-            super().store_queries(collect, d_shifts.neg_())
+        super().store_queries(collect, d_shifts.neg_())
+        if self.tile.omega is None or self.tile.pair_offset is None:
             return
-        d_shifts = d_shifts.neg_()
-        super().store_queries(collect, d_shifts)
-        assert self.tile.omega is not None
         d_queries = torch.bmm(d_shifts, self.tile.omega).baddbmm_(self._d_query_angle, self.tile.pair_offset)
         collect.write("q", 0, self.queries.shape[1], d_queries)
         if collect.pair_offset is not None:

@@ -207,28 +207,39 @@ def _backward_keys(
     chunk: int,
 ) -> None:
     """Write the gradients of keys and values."""
-    simplex = tile.operands.kernel.simplex
+    operands, simplex = tile.operands, tile.operands.kernel.simplex
     bias = None if simplex else log2_bias(tile)
     log_mass = saved.log_mass[tile.rows]
-    # The gradient of a weight is v.d_mean + offset.
+    # The gradient of a weight is v.d_mean + offset; that of the envelope is taken from it. A key's features are its
+    # weights times the masses, if its log-weight is the envelope alone.
     offset = d_log_mass.transpose(1, 2) - (d_mean * saved.mean[tile.rows]).sum(-1, keepdim=True)
-    d_state = with_column(d_mean, offset, log_mass.exp2().transpose(1, 2)) if simplex else with_column(d_mean, offset)
-    for start, stop in chunk_bounds(tile.operands.k.shape[2], chunk):
-        keys, weights = scores.of_keys(start, stop, None if simplex else bias)
+    alone = simplex and operands.key_bias is None
+    d_state = with_column(d_mean, offset, log_mass.exp2().transpose(1, 2)) if alone else with_column(d_mean, offset)
+    spare = Scratch(tile, chunk, operands.num_projections) if simplex and not alone else None
+    for start, stop in chunk_bounds(operands.k.shape[2], chunk):
+        keys, weights = scores.of_keys(start, stop, bias)
+        shares = (
+            None if spare is None else torch.softmax(weights * math.log(2), -1, out=spare.tokens_first(stop - start))
+        )
         if simplex:
             weights += saved.key_bias[tile.rows, start:stop]
         weights.sub_(log_mass).exp2_()
         values = tile.values(start, stop)
-        d_values = torch.bmm(weights, d_mean)
+        d_values, d_scores = torch.bmm(weights, d_mean), d_scratch.tokens_first(stop - start)
         collect.write("v", start, stop, d_values)
-        if simplex or collect.key_bias is not None:
-            d_bias = d_values.mul_(values).sum(-1, keepdim=True).add_(torch.bmm(weights, offset))
-        if collect.key_bias is not None:
-            collect.key_bias[:, start:stop] = d_bias
-        # The envelope's own gradient: a key's features are weights times the mass.
-        columns = with_column(values, 1.0, -d_bias) if simplex else with_column(values, 1.0)
-        d_scores = torch.bmm(columns, d_state.transpose(1, 2), out=d_scratch.tokens_first(stop - start))
-        _store(collect, "k", keys, d_scores.mul_(weights), start, stop)
+        columns = with_column(values, 1.0)
+        if alone:
+            # Of the log-weight, known before the gradient of the scores, of which it is the sum.
+            by_offset = torch.mul(weights, offset.transpose(1, 2), out=d_scores).sum(-1, keepdim=True)
+            columns = with_column(columns, by_offset.add_(d_values.mul_(values).sum(-1, keepdim=True)).neg_())
+        torch.bmm(columns, d_state.transpose(1, 2), out=d_scores).mul_(weights)
+        if collect.key_bias is not None or shares is not None:
+            d_bias = d_scores.sum(-1, keepdim=True)
+            if collect.key_bias is not None:
+                collect.key_bias[:, start:stop] = d_bias
+            if shares is not None:
+                d_scores.addcmul_(shares, d_bias, value=-1)
+        _store(collect, "k", keys, d_scores, start, stop)
 
 
 def _store(collect: TileGradients, name: str, x: Tensor, d_scores: Tensor, start: int, stop: int) -> None:
