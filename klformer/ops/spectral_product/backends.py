@@ -1,4 +1,4 @@
-"""Who computes the product. A backend says which calls it can serve; `auto` takes the first that can.
+"""Who computes the product. A backend says which calls it can serve and suits; `auto` takes the first that suits.
 
 A fused backend has a backward of its own and goes through one pair of torch custom ops, so that autograd and
 torch.compile see the product whole. What it keeps for backward is its own business: `empty` makes room for it.
@@ -24,6 +24,10 @@ class Backend(ABC):
     @abstractmethod
     def supports(self, operands: SpectralOperands) -> bool:
         """Whether this backend can compute the product of these operands."""
+
+    def suits(self, operands: SpectralOperands) -> bool:
+        """Whether `auto` is to take this backend, if no other comes before it."""
+        return self.supports(operands)
 
     @abstractmethod
     def attend(self, operands: SpectralOperands) -> Tensor:
@@ -65,13 +69,13 @@ BACKENDS: Registry[Backend] = Registry("backend")
 
 
 def choose_backend(name: str, operands: SpectralOperands) -> Backend:
-    """The backend called `name`; for "auto" the first that supports the call.
+    """The backend called `name`; for "auto" the first that suits the call.
 
     Raises:
         ArgumentError: there is no such backend, or it can't serve the call.
     """
     if name == "auto":
-        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.supports(operands))
+        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.suits(operands))
     backend = BACKENDS[name]
     if not backend.supports(operands):
         direction = "causal" if operands.causal else "bidirectional"
