@@ -26,9 +26,11 @@ class FileError(UserError):
 class DataError(UserError):
     """Data that is missing, malformed or incomplete. The message says where, what is wrong and what would be right."""
 
-    def __init__(self, problem: str, *, file: Path | None = None, line: int | None = None) -> None:
-        where = "" if file is None else f"{file}, line {line}: " if line is not None else f"{file}: "
-        super().__init__(where + problem)
+    def __init__(
+        self, problem: str, *, file: Path | None = None, line: int | None = None, row: int | None = None
+    ) -> None:
+        place = f", line {line}" if line is not None else f", row {row}" if row is not None else ""
+        super().__init__(problem if file is None else f"{file}{place}: {problem}")
 
 
 class RunError(UserError):

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
-from klformer.cli.command import peek
+from klformer.cli.command import peek, read_options
 from klformer.models import AttentionSpec, ModelConfig
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.folder import RunFolder
+from klformer.runs.init_from import SAME
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset, usual_options
-from klformer.tasks import DataConfig
+from klformer.tasks import TASKS, DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
 DEFAULT_OUT = Path("runs")
@@ -49,9 +49,7 @@ class Settings(Sections):
     def experiment(self, attention: AttentionSpec, seed: int) -> ExperimentConfig:
         """The full configuration; options of the attention that were not given are the preset's."""
         sections = {section.name: getattr(self, section.name) for section in fields(Sections)}
-        if self.data.root is not None:
-            # The run is to find its data from any other folder.
-            sections["data"] = self.data.model_copy(update={"root": self.data.root.expanduser().absolute()})
+        sections["data"] = self.data.absolute()
         options = usual_options(self.preset, self.task, attention.name) | attention.options
         return ExperimentConfig(
             task=self.task,
@@ -66,22 +64,44 @@ Chosen = TypeVar("Chosen", bound=Settings)
 
 
 def parse_settings(
-    command: type[Chosen], arguments: Sequence[str], prog: str, *, start: ExperimentConfig | None = None
+    command: type[Chosen],
+    arguments: Sequence[str],
+    prog: str,
+    *,
+    start: ExperimentConfig | None = None,
+    default_task: str = DEFAULT_TASK,
 ) -> Chosen:
     """Read the arguments of a command, with the settings of task and preset as defaults, or those of a run.
 
     Args:
         start: The run, if it is one that goes on.
+        default_task: The task, if the arguments name none.
 
     Raises:
         ArgumentError: there is no such task or preset.
+        RunError: weights are to be taken from something that is no run.
     """
     own: dict[str, Any] = {}
     if start is None:
-        peeked = peek(arguments, task=DEFAULT_TASK, preset=DEFAULT_PRESET)
+        peeked = peek(arguments, task=default_task, preset=DEFAULT_PRESET, **{"init-from": None})
         usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
+        if peeked.init_from is not None:
+            usual = _started_from(usual, RunFolder(Path(peeked.init_from).expanduser()).config())
+            own = {"attention": usual.attention.label()}
     else:
-        usual, own = start, {"attention": start.attention.label(), "seed": start.seed}
+        usual = start
+        own = {"attention": start.attention.label(), "seed": start.seed, "init_from": start.init_from}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
     default = command(task=usual.task, preset=usual.preset, **sections, **own)
-    return tyro.cli(command, args=arguments, default=default, prog=prog)
+    return read_options(command, arguments, prog, default=default)
+
+
+def _started_from(usual: ExperimentConfig, source: ExperimentConfig) -> ExperimentConfig:
+    """The settings of a preset with the model and the attention of a run to start from, and no longer sequences."""
+    model = usual.model.model_copy(update={name: getattr(source.model, name) for name in SAME})
+    longest = [
+        data.max_len or TASKS[task].default_max_len
+        for task, data in ((usual.task, usual.data), (source.task, source.data))
+    ]
+    data = usual.data.model_copy(update={"max_len": min(longest)})
+    return usual.model_copy(update={"model": model, "attention": source.attention, "data": data})

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from klformer.cli.command import Command, is_given, peek
 from klformer.cli.settings import DEFAULT_OUT, Settings, parse_settings
 from klformer.errors import RunError
 from klformer.models import AttentionSpec
+from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
 from klformer.runs.naming import run_name
 from klformer.runs.presets import DEFAULT_ATTENTION
@@ -25,6 +27,7 @@ class Train(Settings):
       klformer train --task text --attention gmm-rks:num_frequencies=128 --data.root ~/data --training.max-steps 2000
       klformer train --task listops --attention performer --preset paper
       klformer train --name text-laptop-gmm-prf-seed0 --resume
+      klformer train --task sst2 --data.root glue_data --init-from runs/corpus-wikitext-2-masked-laptop-softmax-seed0
       torchrun --nproc-per-node 2 -m klformer train --task listops --attention fastfood-prf
     """
 
@@ -32,6 +35,9 @@ class Train(Settings):
     """Attention, with options after a colon: gmm-rks:num_frequencies=128,init=identity."""
     seed: int = 0
     """Seed of weights, order of the data, dropout and frequencies."""
+    init_from: Path | None = None
+    """A run to take embedding and encoder from: `klformer pretrain` makes some. Its model and its attention are the
+    defaults then, and texts are read with its tokens."""
     name: str | None = None
     """Name of the run's folder; made of task, preset, attention and seed if not given."""
     resume: bool = False
@@ -46,13 +52,22 @@ def parse(arguments: Sequence[str], prog: str) -> Train:
         ArgumentError: there is no such task or preset.
         RunError: a run is to go on that is not there.
     """
+    return parse_settings(Train, arguments, prog, start=resumed(arguments))
+
+
+def resumed(arguments: Sequence[str]) -> ExperimentConfig | None:
+    """The configuration of the run that is named and to go on, if one is.
+
+    Raises:
+        RunError: it is not there.
+    """
     peeked = peek(arguments, name=None, out=str(DEFAULT_OUT))
     if peeked.name is None or not is_given(arguments, "resume"):
-        return parse_settings(Train, arguments, prog)
+        return None
     run = RunFolder(Path(peeked.out).expanduser() / peeked.name)
     if not run.is_run():
         raise RunError(f"there is no run {run} to go on with; without --resume it is started{_others(run.path.parent)}")
-    return parse_settings(Train, arguments, prog, start=run.config())
+    return run.config()
 
 
 def _others(folder: Path) -> str:
@@ -63,7 +78,14 @@ def _others(folder: Path) -> str:
 
 def run(options: Train) -> None:
     """Train, and say where the results are."""
+    train(options)
+
+
+def train(options: Train, **changes: Any) -> None:
+    """Train with these options and some changes of the configuration."""
     config = options.experiment(AttentionSpec.parse(options.attention), options.seed)
+    start = None if options.init_from is None else options.init_from.expanduser().absolute()
+    config = config.model_copy(update={"init_from": start, **changes})
     folder = options.out.expanduser() / (options.name or run_name(config))
     train_run(config, folder, resume=options.resume, reporter=make_reporter(quiet=options.quiet))
 

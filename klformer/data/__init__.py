@@ -2,5 +2,15 @@
 
 from klformer.data.batching import Batch, BucketSampler, PaddingReport, collate, padding_report
 from klformer.data.sequences import Examples, Sequences
+from klformer.data.shape import InputShape
 
-__all__ = ["Batch", "BucketSampler", "Examples", "PaddingReport", "Sequences", "collate", "padding_report"]
+__all__ = [
+    "Batch",
+    "BucketSampler",
+    "Examples",
+    "InputShape",
+    "PaddingReport",
+    "Sequences",
+    "collate",
+    "padding_report",
+]

@@ -25,7 +25,7 @@ class Sequences:
     """N sequences; number i is `values[offsets[i] : offsets[i + 1]]`.
 
     Args:
-        values: (total,) token ids, integers; or (total, width) vectors, of integers or floats.
+        values: (total,) token ids, which are integers, or (total, width) vectors.
         offsets: (N + 1,), int64, starting at 0 and ending at total.
     """
 
@@ -33,9 +33,9 @@ class Sequences:
     offsets: IntArray
 
     def __post_init__(self) -> None:
-        if self.values.ndim not in (1, 2) or self.values.dtype.kind not in ("iu" if self.values.ndim == 1 else "iuf"):
+        if self.values.dtype.kind not in {1: "iu", 2: "iuf"}.get(self.values.ndim, ""):
             raise ArgumentError(
-                "values must be integers of one or two dimensions, or floats of two, got "
+                "values must be integers of one dimension or numbers of two, got "
                 f"{self.values.dtype} {self.values.shape}"
             )
         offsets = self.offsets
@@ -46,10 +46,13 @@ class Sequences:
 
     @classmethod
     def from_list(cls, rows: Sequence[AnyArray]) -> "Sequences":
-        """Store rows of integers, (length,) or (length, width), in the smallest unsigned type if none is negative."""
+        """Store rows, (length,) or (length, width): integers in the smallest unsigned type if none is negative, other
+        numbers in single precision."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         values = np.concatenate(rows) if rows else np.zeros(0, np.uint8)
+        if values.dtype.kind == "f":
+            return cls(values.astype(np.float32), offsets)
         if values.size == 0:
             return cls(values.astype(np.uint8), offsets)
         low, high = int(values.min()), int(values.max())

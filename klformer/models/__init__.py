@@ -1,17 +1,19 @@
 """Transformers around any attention, and the configurations that describe them."""
 
 from klformer.attention import AttentionSpec
-from klformer.models.build import build_classifier
+from klformer.models.build import build_classifier, build_masked
 from klformer.models.classifiers import PairClassifier, PositionClassifier, SequenceClassifier
 from klformer.models.config import EncoderConfig, ModelConfig
 from klformer.models.embeddings import SequenceEmbedding
 from klformer.models.heads import ClassifierHead, PairClassifierHead
+from klformer.models.masked import MaskedLanguageModel
 from klformer.models.transformer import TransformerDecoder, TransformerEncoder
 
 __all__ = [
     "AttentionSpec",
     "ClassifierHead",
     "EncoderConfig",
+    "MaskedLanguageModel",
     "ModelConfig",
     "PairClassifier",
     "PairClassifierHead",
@@ -21,4 +23,5 @@ __all__ = [
     "TransformerDecoder",
     "TransformerEncoder",
     "build_classifier",
+    "build_masked",
 ]

@@ -1,11 +1,14 @@
 """From a configuration and the shape of a task to a whole model."""
 
+from torch import Tensor
+
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
 from klformer.models.classifiers import PairClassifier, PositionClassifier, SequenceClassifier
 from klformer.models.config import ModelConfig
 from klformer.models.embeddings import SequenceEmbedding
 from klformer.models.heads import ClassifierHead, PairClassifierHead
+from klformer.models.masked import MaskedHead, MaskedLanguageModel, log_frequencies
 from klformer.models.transformer import TransformerDecoder, TransformerEncoder
 
 
@@ -18,6 +21,7 @@ def build_classifier(
     vocab_size: int | None = None,
     input_dim: int | None = None,
     is_pair: bool = False,
+    separator: int | None = None,
     of_positions: bool = False,
     causal: bool = False,
 ) -> SequenceClassifier | PairClassifier | PositionClassifier:
@@ -31,6 +35,7 @@ def build_classifier(
         vocab_size: Number of tokens; give this or `input_dim`.
         input_dim: Size of input vectors; give this or `vocab_size`.
         is_pair: An example is a pair of sequences.
+        separator: Token between two texts in one sequence; None if there is none.
         of_positions: Scores are of every position; there is no pooling then.
         causal: Positions see themselves and the past only; for scores of positions.
 
@@ -42,14 +47,13 @@ def build_classifier(
     if causal and not of_positions:
         raise ArgumentError("causal must be False where one vector is read off a sequence")
     # Parts are made in this order: it decides which random numbers each one gets.
-    embedding = SequenceEmbedding(
-        model_dim=config.model_dim,
+    embedding = _embedding(
+        config,
         max_len=max_len,
         vocab_size=vocab_size,
         input_dim=input_dim,
-        positions=config.positions,
         cls=config.pooling == "cls" and not of_positions,
-        dropout=config.dropout,
+        separator=separator,
     )
     layers = config.encoder(attention, max_len=max_len)
     if of_positions:
@@ -67,5 +71,57 @@ def build_classifier(
     return SequenceClassifier(embedding, encoder, _head(config, num_outputs))
 
 
+def build_masked(
+    config: ModelConfig,
+    attention: AttentionSpec | tuple[AttentionSpec, ...],
+    *,
+    max_len: int,
+    counts: Tensor,
+    separator: int | None = None,
+) -> MaskedLanguageModel:
+    """A model that guesses hidden tokens; its embedding and its encoder are those of a classifier of one sequence.
+
+    Args:
+        config: As `build_classifier`.
+        attention: One for all layers, or one for each.
+        max_len: Longest sequence.
+        counts: (vocab_size,), how often each token is there in training.
+        separator: Token between two texts in one sequence; None if there is none.
+    """
+    cls = config.pooling == "cls"
+    embedding = _embedding(
+        config, max_len=max_len, vocab_size=len(counts), input_dim=None, cls=cls, separator=separator
+    )
+    encoder = TransformerEncoder(config.encoder(attention, max_len=max_len))
+    head = MaskedHead(model_dim=config.model_dim, log_frequencies=log_frequencies(counts))
+    return MaskedLanguageModel(embedding, encoder, head)
+
+
+def _embedding(
+    config: ModelConfig,
+    *,
+    max_len: int,
+    vocab_size: int | None,
+    input_dim: int | None,
+    cls: bool,
+    separator: int | None,
+) -> SequenceEmbedding:
+    return SequenceEmbedding(
+        model_dim=config.model_dim,
+        max_len=max_len,
+        vocab_size=vocab_size,
+        input_dim=input_dim,
+        positions=config.positions,
+        cls=cls,
+        separator=separator,
+        dropout=config.dropout,
+    )
+
+
 def _head(config: ModelConfig, num_outputs: int) -> ClassifierHead:
-    return ClassifierHead(model_dim=config.model_dim, hidden_dim=config.head_hidden_dim, num_outputs=num_outputs)
+    return ClassifierHead(
+        model_dim=config.model_dim,
+        hidden_dim=config.head_hidden_dim,
+        num_outputs=num_outputs,
+        activation=config.head_activation,
+    )

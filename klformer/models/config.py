@@ -85,6 +85,9 @@ class ModelConfig(StackConfig):
     head_hidden_dim: int = Field(128, ge=2)
     """Hidden size of the classifier."""
 
+    head_activation: Literal["relu", "tanh"] = "relu"
+    """Activation of the classifier of a sequence: Long Range Arena's, or that of the paper's GLUE table."""
+
     pair_features: Literal["concat", "difference"] = "concat"
     """What the classifier of a pair sees: both vectors, or also the absolute value of their difference."""
 

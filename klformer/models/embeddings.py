@@ -31,11 +31,14 @@ class SequenceEmbedding(nn.Module):
         positions: "sinusoidal" or "learned" are added; for "rotary" nothing is, because the attention rotates by them,
             nor for "none".
         cls: Put a learned token, zero at first, in front of every sequence.
+        separator: Token between two texts in one sequence: a learned vector for each of the two, zero at first, is
+            added to its positions. The separator belongs to the first.
         dropout: Applied to the sum.
     """
 
     cls_token: nn.Parameter | None
     positions: Tensor | None
+    types: nn.Parameter | None
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class SequenceEmbedding(nn.Module):
         input_dim: int | None = None,
         positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal",
         cls: bool = True,
+        separator: int | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -55,7 +59,10 @@ class SequenceEmbedding(nn.Module):
         check_probability("dropout", dropout)
         if (vocab_size is None) == (input_dim is None):
             raise ArgumentError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
+        if separator is not None and vocab_size is None:
+            raise ArgumentError("separator is a token; vectors have none")
         self.max_len = max_len
+        self.separator = separator
         self.inputs: nn.Embedding | nn.Linear
         if vocab_size is not None:
             check_count("vocab_size", vocab_size)
@@ -64,6 +71,7 @@ class SequenceEmbedding(nn.Module):
             check_count("input_dim", input_dim)
             self.inputs = nn.Linear(input_dim, model_dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, model_dim)) if cls else None
+        self.types = None if separator is None else nn.Parameter(torch.zeros(2, model_dim))
         num_positions = max_len + int(cls)
         if positions == "learned":
             self.positions = nn.Parameter(torch.empty(num_positions, model_dim).normal_(std=0.02))
@@ -91,6 +99,8 @@ class SequenceEmbedding(nn.Module):
         if offset + length > self.max_len:
             raise ArgumentError(f"sequence of {offset + length} tokens is longer than max_len={self.max_len}")
         x = self.inputs(inputs)
+        if self.types is not None:
+            x = x + self.types[self._types(inputs)]
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
             if key_mask is not None:
@@ -98,3 +108,8 @@ class SequenceEmbedding(nn.Module):
         if self.positions is not None:
             x = x + self.positions[offset : offset + x.shape[1]]
         return self.dropout(x), key_mask
+
+    def _types(self, inputs: Tensor) -> Tensor:
+        """0 up to the first separator, 1 after it: (B, L) -> (B, L)."""
+        is_separator = torch.eq(inputs, self.separator or 0)
+        return (is_separator.cumsum(1) > is_separator.long()).long()

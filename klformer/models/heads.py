@@ -9,12 +9,16 @@ from klformer.checks import check_choice, check_count
 
 
 class ClassifierHead(nn.Sequential):
-    """Linear, ReLU, Linear on one vector: (B, model_dim) -> (B, num_outputs)."""
+    """Linear, ReLU or tanh, Linear on one vector: (B, model_dim) -> (B, num_outputs)."""
 
-    def __init__(self, *, model_dim: int, hidden_dim: int, num_outputs: int) -> None:
+    def __init__(
+        self, *, model_dim: int, hidden_dim: int, num_outputs: int, activation: Literal["relu", "tanh"] = "relu"
+    ) -> None:
         check_count("hidden_dim", hidden_dim)
         check_count("num_outputs", num_outputs)
-        super().__init__(nn.Linear(model_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_outputs))
+        check_choice("activation", activation, ("relu", "tanh"))
+        between = nn.ReLU() if activation == "relu" else nn.Tanh()
+        super().__init__(nn.Linear(model_dim, hidden_dim), between, nn.Linear(hidden_dim, num_outputs))
 
 
 #: How many vectors of model_dim the classifier of a pair sees.

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from klformer.models.classifiers import PairClassifier, PositionClassifier, SequenceClassifier
+from klformer.models.masked import MaskedLanguageModel
 from klformer.models.transformer import TransformerLayer
 
 
@@ -31,7 +32,7 @@ def first_part_once(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _before_noise(model: nn.Module) -> list[nn.Module]:
-    if not isinstance(model, SequenceClassifier | PairClassifier | PositionClassifier):
+    if not isinstance(model, SequenceClassifier | PairClassifier | PositionClassifier | MaskedLanguageModel):
         return []
     layer = model.encoder.layers[0]
     assert isinstance(layer, TransformerLayer)

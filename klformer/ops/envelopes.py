@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from klformer.ops.precision import full_precision
+from klformer.ops.transforms import gradients_of, is_derived_again, is_transformed
 
 
 def gaussian_envelope(x: Tensor, coefficient: float, key_mask: Tensor | None = None) -> Tensor:
@@ -25,6 +26,9 @@ def gaussian_envelope(x: Tensor, coefficient: float, key_mask: Tensor | None = N
         key_mask: (B or 1, H or 1, S), True = keep. What is not kept gets 0, whatever it holds, and gradient 0.
     """
     with full_precision(x) as dtype:
+        if is_transformed(x):
+            kept = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
+            return kept.to(dtype).square().sum(-1) * -coefficient
         squares: Tensor = _SquaredNorm.apply(x.to(dtype), key_mask)  # type: ignore[no-untyped-call]
         return squares * -coefficient
 
@@ -63,7 +67,14 @@ def simplex_envelope(x: Tensor, omega: Tensor, key_mask: Tensor | None = None) -
     Features are made chunk by chunk, and again in backward. With a mask as `gaussian_envelope`.
     """
     with full_precision(x) as dtype:
-        return math.log(omega.shape[-2]) - _log_sum_op(x.to(dtype), omega.to(dtype), key_mask)
+        log_sum = _log_sum if is_transformed(x, omega) else _log_sum_op
+        return math.log(omega.shape[-2]) - log_sum(x.to(dtype), omega.to(dtype), key_mask)
+
+
+def _log_sum(x: Tensor, omega: Tensor, key_mask: Tensor | None) -> Tensor:
+    """What the op is, in plain operations."""
+    kept = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
+    return (kept @ omega.transpose(-1, -2)).logsumexp(-1)
 
 
 #: Scores that are held at a time, in numbers.
@@ -119,7 +130,11 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _autograd(ctx, d_out):  # type: ignore[no-untyped-def]
-    d_x, d_omega = _log_sum_backward_op(d_out, *ctx.saved_tensors)
+    out, x, omega, key_mask = ctx.saved_tensors
+    if is_derived_again(d_out):
+        needs = ctx.needs_input_grad[:2]
+        return *gradients_of(lambda pair: _log_sum(pair[0], pair[1], key_mask), (x, omega), needs, d_out), None
+    d_x, d_omega = _log_sum_backward_op(d_out, out, x, omega, key_mask)
     return d_x, d_omega, None
 
 

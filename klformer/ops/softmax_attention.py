@@ -4,9 +4,14 @@
 holds that nobody sees (inf, nan) has no effect as long as the caller has put zeros there (`hide`).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+from klformer.ops.transforms import is_transformed
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -49,11 +54,19 @@ def attend(
         size = max(q.shape[-1], width)
         q, k, v = (pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
     if visible is None:
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :width]
+        return _dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :width]
     # A softmax over nothing is nan, also in the gradient: such a query sees everything, and its result is replaced.
     sees_none = ~visible.any(-1, keepdim=True)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=visible | sees_none, scale=scale)
+    out = _dot_product_attention(q, k, v, attn_mask=visible | sees_none, scale=scale)
     return out[..., :width].masked_fill(sees_none, 0)
+
+
+def _dot_product_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """torch's, in plain operations where its fused ones have no derivative."""
+    if not is_transformed(q, k, v):
+        return scaled_dot_product_attention(q, k, v, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, **options)
 
 
 def softmax_weights(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:

@@ -114,7 +114,7 @@ def _side_by_side(
 def check_model(config: ExperimentConfig) -> None:
     """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
     with torch.device("meta"):
-        build_model(config, build_task(config.task, config.data))
+        build_model(config, config.make_task())
 
 
 def comparison_table(results: Sequence[dict[str, Any]]) -> Table:

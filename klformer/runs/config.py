@@ -10,7 +10,8 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 from klformer.config import Config, describe_problems
 from klformer.errors import ArgumentError, RunError
 from klformer.models import AttentionSpec, ModelConfig
-from klformer.tasks import TASKS, DataConfig
+from klformer.tasks import TASKS, DataConfig, Task, build_task
+from klformer.tasks.pretraining import Pretraining
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 
 #: Of run folders; a folder of another is refused by its number.
@@ -30,6 +31,10 @@ class ExperimentConfig(Config):
     schedule: ScheduleConfig
     training: TrainingConfig
     seed: int = Field(0, ge=0)
+    objective: Literal["task", "masked"] = "task"
+    """What is learned: the task, or hidden tokens of its sequences."""
+    init_from: Path | None = None
+    """The run whose embedding and encoder this one starts from."""
 
     @field_validator("task")
     @classmethod
@@ -57,6 +62,11 @@ class ExperimentConfig(Config):
             return kind.model_validate(data)
         except ValidationError as error:
             raise ArgumentError(describe_problems(error)) from error
+
+    def make_task(self, *, quiet: bool = False) -> Task:
+        """The task, or what is to be guessed of its sequences."""
+        task = build_task(self.task, self.data, quiet=quiet)
+        return Pretraining(task) if self.objective == "masked" else task
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"

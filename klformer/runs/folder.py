@@ -1,10 +1,11 @@
 """The folder of a run: the one place that knows what it is made of.
 
-    runs/<name>/   config.json  task.json  data.json  metrics.jsonl  tensorboard/  initial.safetensors  checkpoints/
-                   result.json
+    runs/<name>/   config.json  task.json  knowledge.json  data.json  metrics.jsonl  tensorboard/  initial.safetensors
+                   checkpoints/  result.json
 
 config.json is written when data and model are there, just before the first step: what fails earlier leaves no run. It
-begins with the number of the format. task.json says what a reader must know of a task that it may not have.
+begins with the number of the format. task.json says what a reader must know of a task that it may not have;
+knowledge.json has what the task found in its data: names of classes, tokens, sizes.
 Everything later (evaluation, comparison, analysis, reports) reads such folders and nothing else.
 """
 
@@ -27,6 +28,7 @@ from klformer.files import read_json, replacing, write_json, write_text
 from klformer.runs.changes import MAY_CHANGE, changes
 from klformer.runs.config import ExperimentConfig, check_format
 from klformer.tasks import Split, Task
+from klformer.tasks.base import Knowledge
 from klformer.training.checkpoint import CheckpointStore, read_weights, save_tensors
 from klformer.training.log import MetricsLog, read_lines
 from klformer.training.metrics import Metric
@@ -56,7 +58,7 @@ class TaskFacts(Config):
             name=task.name,
             title=task.title or task.name,
             label=task.label(),
-            chance=task.chance,
+            chance=task.guess(),
             metric=task.objective().selecting,
         )
 
@@ -70,6 +72,7 @@ class RunFolder:
 
     CONFIG: ClassVar[str] = "config.json"
     TASK: ClassVar[str] = "task.json"
+    KNOWLEDGE: ClassVar[str] = "knowledge.json"
     DATA: ClassVar[str] = "data.json"
     METRICS: ClassVar[str] = "metrics.jsonl"
     TENSORBOARD: ClassVar[str] = "tensorboard"
@@ -133,7 +136,7 @@ class RunFolder:
         """Remove a folder in which nothing but the beginning of a run was written."""
         if self.is_run():
             return
-        for name in (self.INITIAL, self.DATA, self.TASK):
+        for name in (self.INITIAL, self.DATA, self.TASK, self.KNOWLEDGE):
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # somebody else has put something there
             self.path.rmdir()
@@ -210,6 +213,15 @@ class RunFolder:
         except ValidationError as error:
             raise RunError(f"{self.path / self.TASK} is damaged: {describe_problems(error)}") from error
 
+    def knowledge(self) -> Knowledge:
+        """What the task found in the data of the run; nothing if there is no such file.
+
+        Raises:
+            FileError: it is damaged.
+        """
+        path = self.path / self.KNOWLEDGE
+        return read_json(path) if path.exists() else {}
+
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of the record, of one kind ("train" or "validation") or all.
 
@@ -251,7 +263,12 @@ class RunFolder:
                 save_tensors(model.state_dict(), temporary)
 
     def write_beginning(
-        self, config: ExperimentConfig, before: ExperimentConfig | None, task: Task, splits: Mapping[Split, Examples]
+        self,
+        config: ExperimentConfig,
+        before: ExperimentConfig | None,
+        task: Task,
+        knowledge: Knowledge,
+        splits: Mapping[Split, Examples],
     ) -> None:
         """Write what the run is made of; the configuration last, which makes the folder a run's.
 
@@ -262,6 +279,7 @@ class RunFolder:
             self.check_same_data(splits)
         self._write_json(self.DATA, {split: _fingerprint(examples) for split, examples in splits.items()})
         self._write_json(self.TASK, TaskFacts.of(task).model_dump(mode="json"))
+        self._write_json(self.KNOWLEDGE, knowledge)
         if before != config:
             # A result of fewer steps is not that of the run that now goes on.
             (self.path / self.RESULT).unlink(missing_ok=True)
@@ -292,6 +310,8 @@ class RunFolder:
             raise RunError(f"{self} was started with other data: {'; '.join(changed)}")
 
     def _check_is_run(self) -> None:
+        if not self.path.exists():
+            raise RunError(f"there is no folder {self}")
         if not self.is_run():
             raise RunError(f"{self} is not a run: it has no {self.CONFIG}")
 

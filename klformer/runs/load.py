@@ -13,7 +13,7 @@ from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
-from klformer.tasks import Split, Task, build_task
+from klformer.tasks import DataConfig, Split, Task
 from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.metrics import Metric
@@ -79,8 +79,14 @@ class LoadedRun:
         return model.eval()
 
 
-def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None) -> LoadedRun:
+def load_run(
+    folder: Path, reporter: Reporter, *, data_root: Path | None = None, data: DataConfig | None = None
+) -> LoadedRun:
     """Read a run back; nothing is unpickled.
+
+    Args:
+        data_root: Where the data is, if not where the run had it.
+        data: How other data is read, if not as the run read its own.
 
     Raises:
         RunError: the folder is not a run's, is of another format, or has no whole checkpoint that fits its
@@ -89,14 +95,15 @@ def load_run(folder: Path, reporter: Reporter, *, data_root: Path | None = None)
     """
     run = RunFolder(folder)
     config = run.config()
-    data = config.data if data_root is None else config.data.model_copy(update={"root": data_root})
-    task = build_task(config.task, data)
+    chosen = data or (config.data if data_root is None else config.data.model_copy(update={"root": data_root}))
+    task = config.model_copy(update={"data": chosen}).make_task()
+    task.know(run.knowledge())
     model = build_model(config, task)
     store = run.checkpoints(reporter.say)
     checkpoint, which = _best_of(store, folder)
     put_weights(model, checkpoint.weights(), checkpoint.folder)
-    weights = f"{which}, step {checkpoint.step}"
-    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=data_root is None)
+    weights, own_data = f"{which}, step {checkpoint.step}", data_root is None and data is None
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=own_data)
 
 
 class RunReader:

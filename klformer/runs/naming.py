@@ -1,12 +1,12 @@
 """How runs, their attentions, their tasks and their results are called."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import usual_options
-from klformer.tasks import build_task
 from klformer.training.metrics import Metric
 
 
@@ -19,18 +19,23 @@ def attention_label(config: ExperimentConfig) -> str:
 
 def task_label(config: ExperimentConfig) -> str:
     """The task with what tells its data from others of the same task: `sparsity 0.5`."""
-    return f"{config.task} {build_task(config.task, config.data).detail()}".strip()
+    return f"{config.task} {config.make_task().detail()}".strip()
 
 
 def run_name(config: ExperimentConfig) -> str:
     """The default folder name: task, preset, attention and seed."""
     label = attention_label(config).replace(":", "-").replace(",", "-")
-    return f"{setting_name(config)}-{label}-seed{config.seed}"
+    start = "" if config.init_from is None else "-pretrained"
+    return f"{setting_name(config)}-{label}{start}-seed{config.seed}"
 
 
 def setting_name(config: ExperimentConfig) -> str:
     """What the runs of a comparison have in common: task and preset."""
-    return f"{task_label(config).replace(' ', '')}-{config.preset}"
+    name, _, detail = task_label(config).partition(" ")
+    # A number follows its task at once, as in sparsity0.5; a word does not.
+    space = "" if not detail or detail[0].isdigit() else "-"
+    plain = re.sub(r"[^\w.-]+", "-", detail)
+    return f"{name}{space}{plain}-{config.preset}"
 
 
 def describe_score(metric: Metric, split: Mapping[str, Any]) -> str:

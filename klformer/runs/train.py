@@ -16,8 +16,9 @@ from klformer.runs.build import build_model
 from klformer.runs.changes import LENGTH, changes
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
+from klformer.runs.init_from import PretrainedRun
 from klformer.runs.naming import attention_label, describe_score, selecting_metric
-from klformer.tasks import Split, Task, build_task
+from klformer.tasks import Split, Task
 from klformer.training.callbacks import Callback, Milestones
 from klformer.training.movement import KernelMovement
 from klformer.training.objective import Objective
@@ -75,12 +76,21 @@ def _train(
 
     The folder is made, by `claim`, when data and model are there: what fails before leaves nothing behind.
     """
-    task = build_task(config.task, config.data, quiet=isinstance(reporter, SilentReporter))
+    task = config.make_task(quiet=isinstance(reporter, SilentReporter))
+    source = None if config.init_from is None or before is not None else PretrainedRun(config.init_from, reporter.say)
+    if source is not None:
+        source.check_fits(config)
+        task.adopt(source.knowledge)
     on_main_process(task.prepare)
+    # One process learns, so that all know the same; a run that goes on knows what it knew.
+    knowledge = on_main_process(task.learn if before is None else run.knowledge)
+    task.know(knowledge)
     # Test as well: what is wrong with it is to be seen before training, not after.
     splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
+    if source is not None:
+        reporter.say(source.give(model))
     objective = task.objective()
     trainer = Trainer(
         model,
@@ -101,7 +111,7 @@ def _train(
     on_main_process(lambda: run.write_initial(model, before))
     going_on = resume and trainer.resume()
     _check_end(config, before, trainer, run)
-    on_main_process(lambda: run.write_beginning(config, before, task, splits))
+    on_main_process(lambda: run.write_beginning(config, before, task, knowledge, splits))
     _introduce(config, task, model, splits["train"], run, reporter)
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")
@@ -114,6 +124,8 @@ def _train(
             "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
             "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
         }
+        for name, examples in task.further_tests().items():
+            result[name] = trainer.evaluate(examples, draws=draws).as_dict()
     return _result(config, task, model, trainer, run) | result
 
 
@@ -162,10 +174,10 @@ def _check_end(config: ExperimentConfig, before: ExperimentConfig | None, traine
 def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | None, reporter: Reporter) -> None:
     """Say so if the learning rates of a run that goes on are others than those of one of that length."""
     changed = [] if before is None else [text for key, text in changes(before, config).items() if key in LENGTH]
-    if changed and config.schedule.kind == "cosine":
+    if changed and config.schedule.kind in ("cosine", "linear"):
         reporter.say(
-            f"note: {'; '.join(changed)}. The cosine schedule depends on the last step and changes from here on: "
-            "this is not the run that so many steps from the start would give"
+            f"note: {'; '.join(changed)}. The {config.schedule.kind} schedule depends on the last step and changes "
+            "from here on: this is not the run that so many steps from the start would give"
         )
 
 
@@ -209,6 +221,7 @@ def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Tra
         "steps": progress.step,
         "best_step": progress.best_step,
         **dict(from_callbacks),
+        **task.facts(),
         "train_seconds": progress.seconds,
         "train_tokens": progress.tokens,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),

@@ -3,6 +3,10 @@ here; somebody else's is registered from anywhere."""
 
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
+from klformer.tasks.corpus import Corpus
+from klformer.tasks.csv import Csv
+from klformer.tasks.folder import Folder
+from klformer.tasks.glue import register_glue
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
 from klformer.tasks.planted import Planted
@@ -12,12 +16,16 @@ from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
-for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Planted):
+for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Planted, Csv, Folder, Corpus):
     register_task(_task)
+register_glue()
 
 __all__ = [
     "TASKS",
+    "Corpus",
+    "Csv",
     "DataConfig",
+    "Folder",
     "GeneratedData",
     "Image",
     "ListOps",

@@ -6,29 +6,53 @@ A task reads the parts that its data comes in. Where no validation set comes wit
   reported on.
 - "holdout": validation is a seeded random part of the training set; the test set is used once, at the end.
 
-Where the data has an official validation set (listops, retrieval), both protocols use it.
+Where the data has an official validation set (listops, retrieval), both protocols use it. Where it has no test set
+either, as a single table of somebody's own, another part of the training set is held out for that.
+
+Most tasks know their shape and their classes. Others find them in their data: those give them as JSON from `learn`, a
+run stores that, and `know` takes it up again, so that a run can be used without its training data.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from torch import nn
 
 from klformer.attention import AttentionSpec
 from klformer.checks import check_choice
-from klformer.data.sequences import Examples
-from klformer.errors import ArgumentTypeError, DataError
+from klformer.data import Examples, InputShape, Sequences
+from klformer.errors import ArgumentError, ArgumentTypeError, DataError
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import exists, is_folder
 from klformer.tasks.presets import Preset
 from klformer.training.objective import Objective
 from klformer.training.objectives import Classification
 
+#: What a task has found in its data, as JSON.
+Knowledge = Mapping[str, Any]
+
 #: Distinct streams of random numbers for one seed.
 _HOLDOUT_STREAM, _LIMIT_STREAM = 1, 2
+
+
+@dataclass(frozen=True)
+class InputChunk:
+    """Some rows without labels.
+
+    Args:
+        rows: What each is called: its line in a text, its number in a parquet file, its own file.
+        sequences: What the model sees of them.
+        kept: Fields that are passed on, for each row.
+    """
+
+    rows: list[int] | list[str]
+    sequences: Sequences
+    kept: list[tuple[Any, ...]]
 
 
 class Task(ABC):
@@ -57,8 +81,8 @@ class Task(ABC):
     title: ClassVar[str] = ""
     #: What the task is, in a few words.
     summary: ClassVar[str] = ""
-    #: Number of classes; not needed where `objective` is another than classification. This and the two sizes of inputs
-    #: are the class's, or set in __init__ where they depend on the options.
+    #: Number of classes; not needed where the task has an `objective` of its own. This and the two sizes of inputs are
+    #: the class's, or set in __init__ where they depend on the options.
     num_classes: int
     #: The selecting metric of somebody who guesses, if that is known.
     chance: ClassVar[float | None] = None
@@ -66,9 +90,9 @@ class Task(ABC):
     data_config: ClassVar[type[DataConfig]] = DataConfig
     #: Settings by preset and section (tasks/presets.py). There is always a `laptop`.
     presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({})
-    #: Number of token ids; None if positions are vectors.
+    #: Number of token ids; None if positions are vectors. Not needed where the task has a `shape` of its own.
     vocab_size: int | None = None
-    #: Size of the vectors; None if positions are token ids.
+    #: Size of the vectors; None if positions are token ids. Not needed where the task has a `shape` of its own.
     input_dim: int | None = None
     is_pair: ClassVar[bool] = False
     #: Positions see themselves and what comes before them only.
@@ -78,6 +102,8 @@ class Task(ABC):
     #: Whether there are no files: what is read is generated at once.
     in_memory: ClassVar[bool] = False
     default_max_len: ClassVar[int]
+    #: How rows without labels are called in predictions, and by what.
+    row_column: ClassVar[tuple[str, type]] = ("row", int)
     #: Examples of the official files, by part.
     official_sizes: ClassVar[Mapping[Split, int]] = MappingProxyType({})
 
@@ -92,6 +118,8 @@ class Task(ABC):
         self.max_len = config.max_len or self.default_max_len
         #: Examples of every part that was read.
         self.sizes: dict[Split, int] = {}
+        #: Splits that have fewer examples than their limit.
+        self._below_limit: dict[Split, int] = {}
 
     @abstractmethod
     def read(self, part: Split) -> Examples:
@@ -101,6 +129,12 @@ class Task(ABC):
         """Where the data is read from, or will be generated to."""
         return "memory (generated from data.seed)" if self.in_memory else str(self.root)
 
+    def shape(self) -> InputShape:
+        """The form of the sequences: what the class says, if nothing else is known."""
+        return InputShape(
+            max_len=self.max_len, vocab_size=self.vocab_size, input_dim=self.input_dim, is_pair=self.is_pair
+        )
+
     def objective(self) -> Objective:
         """What is learned: classes, if nothing else is said."""
         return Classification(num_classes=self.num_classes)
@@ -108,6 +142,42 @@ class Task(ABC):
     def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
         """A model of the task's own, around an attention; None for a Transformer with a head of the objective's."""
         return None
+
+    def guess(self) -> float | None:
+        """The selecting metric of somebody who guesses, if that is known."""
+        return self.chance
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes in the order of their numbers; None if they have none, or if there are no classes."""
+        return None
+
+    def learn(self) -> Knowledge:
+        """What shape and objective depend on and only the training data tells, as JSON; nothing for most tasks."""
+        return {}
+
+    def know(self, knowledge: Knowledge) -> None:  # noqa: B027 - most tasks have nothing to know
+        """Take up what `learn` gave, here or long ago; a task that is asked first learns by itself.
+
+        Raises:
+            RunError: it is not what `learn` gives.
+        """
+
+    def adopt(self, knowledge: Knowledge) -> None:  # noqa: B027 - most tasks have nothing to choose
+        """Before learning: read inputs as the run did from which weights are taken, as far as there is a choice."""
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        """Rows of a file without labels, so many at a time, to predict their targets.
+
+        Args:
+            keep: Columns whose fields are passed on.
+
+        Raises:
+            ArgumentError: the task has no such files.
+            DataError: something is wrong with the file.
+        """
+        raise ArgumentError(
+            f"{self.name} reads no inputs from other files; predict is for csv, folder and the GLUE tasks"
+        )
 
     def detail(self) -> str:
         """What tells this data from others of the same task in names and tables; nothing for most tasks."""
@@ -121,20 +191,21 @@ class Task(ABC):
         """Make sure that generated data exists. With several processes, call it in one of them first."""
 
     def load(self, split: Split) -> Examples:
-        """The examples of a split, after the protocol and the limit.
+        """The examples of a split, after the protocol; a random subset where there are more than the limit.
 
         Raises:
-            DataError: data is missing, malformed or fewer than the limit.
+            DataError: data is missing or malformed.
         """
         check_choice("split", split, get_args(Split))
         if not self.in_memory and exists(self.root) and not is_folder(self.root):
             raise DataError("is no folder; data.root must be the folder that the data is in", file=self.root)
         examples = self._select(split)
         limit = self.config.limit(split)
-        if limit is None:
+        self._below_limit.pop(split, None)
+        if limit is None or limit >= len(examples):
+            if limit is not None and limit > len(examples):
+                self._below_limit[split] = len(examples)
             return examples
-        if limit > len(examples):
-            raise DataError(f"{split}_limit is {limit}, but there are {len(examples)} examples in {self.location()}")
         generator = np.random.default_rng((self.config.seed, _LIMIT_STREAM, get_args(Split).index(split)))
         return examples.take(np.sort(generator.permutation(len(examples))[:limit]))
 
@@ -142,15 +213,21 @@ class Task(ABC):
         """What validation is made of: its own file, a part of train that is held out, or test."""
         return "test" if self.config.protocol == "lra" else "train"
 
+    def test_source(self) -> Literal["file", "train"]:
+        """What test is made of: its own file, or a part of train that is held out."""
+        return "file"
+
     def describe_protocol(self) -> str:
         """One line for reports: what the model is selected on."""
         source = self.validation_source()
-        if source == "file":
-            return "validation set of the data; test set used once, at the end"
         if source == "test":
             return "validation on the test set (protocol lra)"
-        part = f"{self._holdout_fraction():.0%} of the training set (protocol {self.config.protocol})"
-        return f"validation on {part}; test set used once, at the end"
+        part = f"{self._holdout_fraction():.0%} of the training set"
+        validation = "validation set of the data"
+        if source == "train":
+            validation = f"validation on {part} (protocol {self.config.protocol})"
+        test = "test set" if self.test_source() == "file" else f"test on {part} that are held out,"
+        return f"{validation}; {test} used once, at the end"
 
     def is_official(self) -> bool:
         """Whether the data is in the files that `official_sizes` speaks of."""
@@ -158,32 +235,52 @@ class Task(ABC):
 
     def notes(self) -> list[str]:
         """Notes for the user: a sentence for each part that was read and has another size than the official file, as it
-        may be cut, and whatever else a task finds worth saying of its files."""
+        may be cut, for each split that has fewer examples than its limit, and whatever else a task finds worth
+        saying of its files."""
+        few = [
+            f"{split} has {size:,} examples, fewer than {split}_limit {self.config.limit(split):,}; all are used"
+            for split, size in self._below_limit.items()
+        ]
         if not self.is_official():
-            return []
-        return [
+            return few
+        return few + [
             f"{part} has {size:,} examples, the official data {self.official_sizes[part]:,}: {self.location()}"
             for part, size in self.sizes.items()
             if part in self.official_sizes and size != self.official_sizes[part]
         ]
 
+    def facts(self) -> dict[str, Any]:
+        """What a result is to say of the data, as JSON."""
+        return {}
+
+    def further_tests(self) -> Mapping[str, Examples]:
+        """More examples to evaluate on in the end, by the name that the result has them under; none for most tasks."""
+        return {}
+
     def _holdout_fraction(self) -> float:
         return self.config.holdout_fraction
 
     def _select(self, split: Split) -> Examples:
-        source = self.validation_source()
-        if split == "test" or source == "file":
+        sources = {"train": "train", "validation": self.validation_source(), "test": self.test_source()}
+        if sources[split] == "file":
             return self._read_part(split)
-        if source == "test":
-            return self._read_part("test" if split == "validation" else "train")
+        if sources[split] == "test":
+            return self._read_part("test")
         examples = self._read_part("train")
-        held_out = max(1, round(self._holdout_fraction() * len(examples)))
-        if held_out >= len(examples):
+        held_out = [other for other in ("validation", "test") if sources[other] == "train"]
+        if not held_out:
+            return examples
+        size = max(1, round(self._holdout_fraction() * len(examples)))
+        if size * len(held_out) >= len(examples):
             raise DataError(
-                f"{len(examples)} training examples are too few to hold out {held_out} of them: {self.location()}"
+                f"{len(examples)} training examples are too few to hold out {size * len(held_out)} of them: "
+                f"{self.location()}"
             )
         order = np.random.default_rng((self.config.seed, _HOLDOUT_STREAM)).permutation(len(examples))
-        return examples.take(np.sort(order[-held_out:] if split == "validation" else order[:-held_out]))
+        # From the end: first validation, then test, and what is left is train.
+        place = held_out.index(split) if split in held_out else len(held_out)
+        end = len(order) - size * place
+        return examples.take(np.sort(order[end - size : end] if split in held_out else order[:end]))
 
     def _read_part(self, part: Split) -> Examples:
         examples = self.read(part)

@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field
 
 from klformer.config import Config
 
 Split = Literal["train", "validation", "test"]
+SomeConfig = TypeVar("SomeConfig", bound=Config)
 
 
 class DataConfig(Config):
@@ -47,9 +48,24 @@ class DataConfig(Config):
             return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "klformer"
 
+    def absolute(self) -> Self:
+        """The same with absolute paths: a run is to find its data from any other folder."""
+        return _absolute(self)
+
     def limit(self, split: Split) -> int | None:
         """The size of the random subset of a split; None for all of it."""
         return {"train": self.train_limit, "validation": self.validation_limit, "test": self.test_limit}[split]
+
+
+def _absolute(config: SomeConfig) -> SomeConfig:
+    changed: dict[str, Any] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, Path):
+            changed[name] = value.expanduser().absolute()
+        elif isinstance(value, Config):
+            changed[name] = _absolute(value)
+    return config.model_copy(update=changed)
 
 
 class GeneratedData(DataConfig):

@@ -1,4 +1,4 @@
-"""Data sets from the Hugging Face hub, asked only when nothing is found locally."""
+"""Data sets from the Hugging Face hub, asked only when no folder is named and nothing is found in the usual one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,3 +23,8 @@ def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str
         # The library raises errors of its own and of several network libraries; to the user all mean the same.
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{problem}: {type(error).__name__}: {reason}", file=root) from error
+
+
+def nothing_usable(root: Path, looked_for: Sequence[str]) -> DataError:
+    """An error for a folder that the user named and that has nothing of what was looked for."""
+    return DataError(f"has none of {', '.join(looked_for)}; --data.root must be the folder with one of them", file=root)

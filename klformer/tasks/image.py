@@ -15,7 +15,7 @@ from klformer.tasks.base import Task
 from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.config import Split
 from klformer.tasks.files import entries, exists, is_folder, reading
-from klformer.tasks.hub import load_from_hub
+from klformer.tasks.hub import load_from_hub, nothing_usable
 from klformer.tasks.presets import (
     LAPTOP_ATTENTION,
     LRA_OPTIMISER,
@@ -26,6 +26,7 @@ from klformer.tasks.presets import (
 )
 
 _HUB_NAME = "uoft-cs/cifar10"
+_LOOKED_FOR = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")
 _SIDE = 32
 _PIXELS = _SIDE * _SIDE
 _NUM_CLASSES = 10
@@ -167,6 +168,16 @@ class PngFolder(ImageSource):
         return to_grey(rgb).reshape(_PIXELS)
 
 
+class NoImages(ImageSource):
+    """A folder that somebody named, without images: no other data takes their place."""
+
+    def describe(self) -> str:
+        return f"{self.folder} (nothing found: {', '.join(_LOOKED_FOR)})"
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        raise nothing_usable(self.folder, _LOOKED_FOR)
+
+
 class ImageHub(ImageSource):
     """The data set of the Hugging Face hub."""
 
@@ -174,8 +185,7 @@ class ImageHub(ImageSource):
         return f"the hub, {_HUB_NAME} (nothing found in {self.folder})"
 
     def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        looked_for = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")
-        rows = load_from_hub(_HUB_NAME, part, root=self.folder, looked_for=looked_for)
+        rows = load_from_hub(_HUB_NAME, part, root=self.folder, looked_for=_LOOKED_FOR)
         pixels = [to_grey(np.asarray(image.convert("RGB"))).reshape(_PIXELS) for image in rows["img"]]
         return np.stack(pixels), np.asarray(rows["label"], np.int64)
 
@@ -213,7 +223,8 @@ class Image(Task):
     """CIFAR-10, ten classes.
 
     Read from the official batches (python or binary), from arrays or from a folder of png images, each in the root or
-    the root itself; else from the hub. No validation set comes with it: a random tenth of train is held out under
+    the root itself; where no root is given, else from the hub. No validation set comes with it: a random tenth of train
+    is held out under
     "lra" (45,000 and 5,000), and `holdout_fraction` of it under "holdout".
     """
 
@@ -248,7 +259,7 @@ class Image(Task):
         for folder in (self.root / "cifar10", self.root):
             if any(_pngs(path) for part in ("train", "test") for path in entries(folder / part)):
                 return PngFolder(folder)
-        return ImageHub(self.root)
+        return NoImages(self.root) if self.config.root is not None else ImageHub(self.root)
 
     def read(self, part: Split) -> Examples:
         pixels, labels = self._source().read(part)

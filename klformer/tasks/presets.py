@@ -17,6 +17,8 @@ ANY = "*"
 SECTIONS = ("data", "model", "optimiser", "schedule", "training", "attention")
 
 LRA_OPTIMISER: Section = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-9, "weight_decay": 0.1}
+#: The authors' constant, which the paper does not name.
+PAPER_SMOOTHING = 1.0
 #: With weight decay on everything, the kernels too.
 PAPER_OPTIMISER: Section = {**LRA_OPTIMISER, "kernel_weight_decay": None}
 
@@ -50,6 +52,6 @@ def paper_attention(
         "fastfood-prf": fastfood_prf,
         "generative-prf": generative_prf,
     }
-    for_any = {"num_frequencies": 256, "smoothing": 1.0}
+    for_any = {"num_frequencies": 256, "smoothing": PAPER_SMOOTHING}
     by_name: dict[str, Section] = {name: {"num_frequencies": number} for name, number in frequencies.items()}
     return {ANY: for_any, **by_name}

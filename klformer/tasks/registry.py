@@ -48,13 +48,14 @@ def _problems(task: type[Task]) -> list[str]:
     """What is missing or wrong."""
     name = getattr(task, "name", None)
     classes, longest = getattr(task, "num_classes", None), getattr(task, "default_max_len", None)
-    own_objective = task.objective is not Task.objective
+    own_objective, own_shape = task.objective is not Task.objective, task.shape is not Task.shape
     unknown = {section for preset in task.presets.values() for section in preset} - set(SECTIONS)
     checks = {
         "name must be a word": isinstance(name, str) and name != "" and not set(name) & set(" /:,"),
         "num_classes must be at least 2, or objective() be its own": own_objective
         or (isinstance(classes, int) and classes >= 2),
-        "one of vocab_size and input_dim must be given": (task.vocab_size is None) != (task.input_dim is None),
+        "one of vocab_size and input_dim must be given, or shape() be its own": own_shape
+        or (task.vocab_size is None) != (task.input_dim is None),
         "default_max_len must be at least 1": isinstance(longest, int) and longest >= 1,
         "read(part) must give the examples of a part": not inspect.isabstract(task),
         "data_config must be a subclass of DataConfig": issubclass(task.data_config, DataConfig),

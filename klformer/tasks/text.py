@@ -15,7 +15,7 @@ from klformer.errors import DataError
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, exists, first_existing, is_folder, reading
-from klformer.tasks.hub import load_from_hub
+from klformer.tasks.hub import load_from_hub, nothing_usable
 from klformer.tasks.presets import (
     LAPTOP_ATTENTION,
     LRA_OPTIMISER,
@@ -28,6 +28,7 @@ from klformer.tasks.tables import TABLE_SUFFIXES, read_table
 
 _HUB_NAME = "stanfordnlp/imdb"
 _LABELS = ("neg", "pos")
+_LOOKED_FOR = ("aclImdb/{train,test}/{neg,pos}/*.txt", "{train,test}.{csv,tsv,parquet,jsonl}")
 #: Labels in tables: numbers, or words as the copies of this data set in circulation have them.
 _LABEL_NAMES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}
 
@@ -36,10 +37,10 @@ class TextData(DataConfig):
     """Where the reviews are, and the columns of tables."""
 
     text_column: str = "text"
-    """From a csv, tsv or parquet file: the column of the text."""
+    """From a csv, tsv, jsonl or parquet file: the column of the text."""
 
     label_column: str = "label"
-    """From a csv, tsv or parquet file: the column of the label."""
+    """From a csv, tsv, jsonl or parquet file: the column of the label."""
 
 
 class TextSource(ABC):
@@ -79,8 +80,8 @@ class ReviewTree(TextSource):
 
 
 class ReviewTables(TextSource):
-    """`{train,test}` and optionally `validation` as csv, tsv or parquet files with a column of text and one of
-    labels."""
+    """`{train,test}` and optionally `validation` as csv, tsv, jsonl or parquet files with a column of text and
+    one of labels."""
 
     def __init__(self, root: Path, config: TextData) -> None:
         self.root = root
@@ -97,16 +98,33 @@ class ReviewTables(TextSource):
     def read(self, part: Split, max_len: int) -> Examples:
         path = self._path(part)
         texts, labels = ByteRows(), []
-        for line, text, label in read_table(path, self.columns):
-            if label.lower() not in _LABEL_NAMES:
-                raise DataError(f"the label must be 0 or 1 (or neg or pos), got {label!r}", file=path, line=line)
+        flags = ("--data.text-column", "--data.label-column")
+        for place, (text, label) in read_table(path, self.columns, flags=flags):
+            word = str(label).lower()
+            if word not in _LABEL_NAMES:
+                raise place.error(f"the label must be 0 or 1 (or neg or pos), got {label!r}")
+            if not isinstance(text, str):
+                raise place.error(f"the column {self.columns[0]!r} must hold text, got {text!r}")
             if not text:
-                raise DataError("the text is empty", file=path, line=line)
+                raise place.error("the text is empty")
             texts.add(text.encode()[:max_len])
-            labels.append(_LABEL_NAMES[label.lower()])
+            labels.append(_LABEL_NAMES[word])
         if not labels:
             raise DataError("has no rows", file=path)
         return Examples(texts.plus_one(), np.asarray(labels, np.int64))
+
+
+class NoReviews(TextSource):
+    """A folder that somebody named, without reviews: no other data takes their place."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def describe(self) -> str:
+        return f"{self.root} (nothing found: {', '.join(_LOOKED_FOR)})"
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        raise nothing_usable(self.root, _LOOKED_FOR)
 
 
 class ReviewHub(TextSource):
@@ -119,8 +137,7 @@ class ReviewHub(TextSource):
         return f"the hub, {_HUB_NAME} (nothing found in {self.root})"
 
     def read(self, part: Split, max_len: int) -> Examples:
-        looked_for = ("aclImdb/{train,test}/{neg,pos}/*.txt", "{train,test}.{csv,tsv,parquet}")
-        rows = load_from_hub(_HUB_NAME, part, root=self.root, looked_for=looked_for)
+        rows = load_from_hub(_HUB_NAME, part, root=self.root, looked_for=_LOOKED_FOR)
         texts = ByteRows()
         for text in rows["text"]:
             texts.add(text.encode()[:max_len])
@@ -164,9 +181,9 @@ PRESETS: Mapping[str, Preset] = {
 class Text(Task):
     """IMDB reviews, two classes.
 
-    Read from the tree `aclImdb` (in the root, or the root itself), else from tables in the root, else from the hub.
-    There is no official validation set: "lra" validates on test, "holdout" on a part of train. A `validation` table
-    is used by both.
+    Read from the tree `aclImdb` (in the root, or the root itself), else from tables in the root; where no root is
+    given, else from the hub. There is no official validation set: "lra" validates on test, "holdout" on a part of
+    train. A `validation` table is used by both.
     """
 
     name: ClassVar[str] = "text"
@@ -197,6 +214,8 @@ class Text(Task):
                 return ReviewTree(folder)
         if any(exists(self.root / f"{part}{suffix}") for part in ("train", "test") for suffix in TABLE_SUFFIXES):
             return ReviewTables(self.root, self.config)
+        if self.config.root is not None:
+            return NoReviews(self.root)
         return ReviewHub(self.root)
 
     def read(self, part: Split) -> Examples:

@@ -39,12 +39,16 @@ class OptimiserConfig(Config):
 class ScheduleConfig(Config):
     """How the learning rate goes with the step t = 1, 2, ..."""
 
-    kind: Literal["constant", "rsqrt", "cosine"] = "constant"
+    kind: Literal["constant", "rsqrt", "cosine", "linear"] = "constant"
     """rsqrt: base * min(1, t / warmup) / sqrt(max(t, warmup)), Long Range Arena's; its peak is base / sqrt(warmup).
-    cosine: linear warm-up to base, then cosine decay to 0 at the last step. constant: linear warm-up, then base."""
+    cosine: linear warm-up to base, then cosine decay to 0 at the last step. linear: the same with a straight line.
+    constant: linear warm-up, then base."""
 
     warmup_steps: int = Field(0, ge=0)
     """Steps of warm-up."""
+
+    warmup_fraction: float = Field(0.0, ge=0, lt=1)
+    """The same as a share of all steps; the longer of the two counts."""
 
 
 class TrainingConfig(Config):

@@ -6,13 +6,13 @@ which metrics follow from all predictions of a split. Metrics are computed from 
 over batches, so that F1 or a correlation is one too.
 
 A loss is a sum and the count of what it sums over: examples here, masked tokens where there are targets for tokens.
-Where an objective draws something itself, such as a mask, it draws from torch's global generator while training, which
-is seeded for every step, and as a function of `batch.ids` in evaluation.
+Where an objective draws something itself, such as a mask, it does so in `pose`, as a function of what it is given there
+and of nothing else.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -85,6 +85,29 @@ class Objective(ABC):
     def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
         """Targets (count, ...) of the right kind that mean nothing: for benchmarks."""
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs (..., num_outputs) mean to people, for the mean and the deviation over draws: probabilities of
+        classes, or numbers in the targets' own units."""
+        return outputs
+
+    @property
+    def has_details(self) -> bool:
+        """Whether `details` has something to say."""
+        return False
+
+    def details(self, answers: Tensor, targets: Tensor) -> dict[str, Any]:
+        """More on a split for its result, as JSON, from the mean answers (N, num_outputs) of all draws."""
+        return {}
+
+    def pose(self, batch: Batch, draw: Sequence[int]) -> Batch:
+        """What the model is asked about a batch: the batch as it is, or something hidden in it.
+
+        Args:
+            draw: Numbers that anything random is a function of, together with `batch.ids`: seed and step in training,
+                nothing in evaluation.
+        """
+        return batch
+
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """What the model gives for a batch, (B, ...)."""
         return model_outputs(model, batch)
@@ -99,6 +122,7 @@ class Objective(ABC):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """The sum of a batch's loss and the count of what it sums over."""
+        batch = self.pose(batch, ())
         outputs = self.outputs(model, batch)
         return self.loss_of(outputs, batch), self.count(outputs, batch)
 

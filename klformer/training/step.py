@@ -1,6 +1,7 @@
 """One update of the weights with one batch, worked through in parts, by one process or several."""
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -79,13 +80,16 @@ class Stepper:
         self.clock = clock
         self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
 
-    def step(self, indices: IntArray) -> StepResult:
+    def step(self, indices: IntArray, draw: Sequence[int]) -> StepResult:
         """One update with a batch of all processes.
+
+        Args:
+            draw: Numbers that what the objective draws is a function of.
 
         Raises:
             NotFinite: loss or gradient are not finite; the weights are as before.
         """
-        sums = self._backward(indices)
+        sums = self._backward(indices, draw)
         names = [metric.name for metric in self.objective.metrics]
         loss, count, tokens, stop, save, *metrics = self.accelerator.reduce(sums, "sum").tolist()
         if not math.isfinite(loss):
@@ -102,7 +106,7 @@ class Stepper:
         known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
         return StepResult(loss, int(count), known, int(tokens), bool(stop), bool(save))
 
-    def _backward(self, indices: IntArray) -> Tensor:
+    def _backward(self, indices: IntArray, draw: Sequence[int]) -> Tensor:
         """Forward and backward through this process's parts.
 
         Returns:
@@ -114,7 +118,7 @@ class Stepper:
         share, weight = self._share(indices)
         parts = [part for part in np.array_split(share, self.training.accumulation) if len(part)]
         for number, part in enumerate(parts):
-            batch = collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device)
+            batch = objective.pose(collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device), draw)
             is_last = number == len(parts) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 with accelerator.autocast():

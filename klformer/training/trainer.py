@@ -237,7 +237,7 @@ class Trainer:
         torch.manual_seed(derived_seed(self.seed, "dropout", step, self.accelerator.process_index))
         set_learning_rate(self.optimiser, self._rate(step))
         try:
-            done = self.stepper.step(indices)
+            done = self.stepper.step(indices, (self.seed, step))
         except NotFinite as problem:
             raise RunError(self._not_finite(step, str(problem), indices)) from problem
         totals = self.totals

@@ -3,7 +3,7 @@
     python tests/fuzz/fuzz.py --targets config tables runs tensors plugins --seconds 1200
 
 Every input has a number, and is made from it alone: `--first NUMBER --inputs 1` makes one again. What is not a refusal
-in words (a UserError), and what takes longer than ten seconds, is a crash; crashes of one place in the code count as one.
+in words (a UserError), and what takes longer than ten seconds, is a crash; crashes at one place count as one.
 """
 
 import argparse

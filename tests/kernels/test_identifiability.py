@@ -35,7 +35,7 @@ def with_unit_scale(mechanism):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_covariance_of_a_mixture_is_absorbed_by_the_projections(causal):
-    """omega = S n gives omega.x = n.(S^T x): attention with (S, q, k) is that with (I, S^T q, S^T k) and mean S^-1 mu."""
+    """omega = S n gives omega.x = n.(S^T x): attention with (S, q, k) is that with (I, S^T q, S^T k), mean S^-1 mu."""
     mechanism = build("gmm-rks")
     spectrum = mechanism.kernel.spectrum
     with torch.no_grad():

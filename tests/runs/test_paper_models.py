@@ -35,12 +35,3 @@ def test_the_papers_models_are_what_they_were(name):
     checksum, expected = MODELS[name]
     assert hashlib.sha256(described.encode()).hexdigest()[:12] == checksum
     torch.testing.assert_close(outputs, torch.tensor(expected), atol=2e-5, rtol=0)
-
-
-def test_only_the_papers_presets_smooth_as_the_authors_do():
-    for task in ("sparsity", "listops", "text", "image", "retrieval"):
-        smoothing = {
-            name: preset(name, task, AttentionSpec(name="gmm-rks")).attention.options["smoothing"]
-            for name in ("paper", "laptop")
-        }
-        assert smoothing == {"paper": 1.0, "laptop": 0.1}

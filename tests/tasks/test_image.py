@@ -252,14 +252,18 @@ def test_the_hub_comes_last(tmp_path, monkeypatch, images):
     rows = {"img": [Picture.fromarray(pixels) for pixels in rgb], "label": labels.tolist()}
     hub = SimpleNamespace(load_dataset=lambda name, split: rows)
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    examples = task(tmp_path).load("test")
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path))
+    examples = task(None).load("test")
     assert (examples.first.values.reshape(60, 1024) == to_grey(rgb).reshape(60, 1024)).all()
-    assert "hub" in task(tmp_path).location()
+    assert "hub" in task(None).location()
+    with pytest.raises(DataError, match=r"has none of cifar-10-batches-py.*; --data\.root must be the folder"):
+        task(tmp_path).load("test")
 
 
 def test_without_a_hub_the_error_says_what_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path))
     with pytest.raises(
         DataError, match=r"cifar-10-batches-py, cifar-10-batches-bin, .* did not give 'uoft-cs/cifar10'"
     ):
-        task(tmp_path).load("test")
+        task(None).load("test")

@@ -4,9 +4,6 @@ import torch
 from torch import nn
 
 import klformer
-from klformer.models import AttentionSpec
-from klformer.runs.presets import preset, preset_names
-from klformer.tasks import TASKS
 from klformer.training.config import OptimiserConfig
 from klformer.training.optimiser import (
     build_optimiser,
@@ -36,17 +33,13 @@ def test_where_all_decay_alike_there_is_one_group_in_the_order_of_the_model():
     assert (group["weight_decay"], group["rate_factor"]) == (0.3, 1.0)
 
 
-def test_kernels_do_not_decay_by_default_but_in_the_papers_presets():
+def test_kernels_do_not_decay_by_default():
     built = model()
     by_decay = {group["weight_decay"]: names_of(built, group) for group in parameter_groups(built, OptimiserConfig())}
     assert by_decay == {
         0.0: kernel_parameters(built),
         0.1: set(dict(built.named_parameters())) - kernel_parameters(built),
     }
-    for task in TASKS:
-        for name in preset_names(task):
-            chosen = preset(name, task, AttentionSpec(name="softmax")).optimiser.kernel_weight_decay
-            assert chosen == (None if name == "paper" else 0.0), (task, name)
 
 
 def test_smoothing_and_temperature_are_the_kernels():

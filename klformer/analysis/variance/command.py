@@ -132,7 +132,7 @@ def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws:
     batch_size = loaded.config.training.evaluation_batch_size
     batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
     spans = [range(start, min(start + BLOCK, draws)) for start in range(0, draws, BLOCK)]
-    scores = np.zeros((draws, len(examples), loaded.task.num_classes))
+    scores = np.zeros((draws, len(examples), loaded.task.objective().num_outputs))
     with Progress(transient=True) as progress, evaluating(loaded.model):
         bar = progress.add_task(loaded.folder.name, total=len(batches) * len(spans))
         for number, indices in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Who computes the product. A backend says which calls it can serve; `auto` takes the first that can.
+"""Who computes the product. A backend says which calls it can serve and suits; `auto` takes the first that suits.
 
 A fused backend has a backward of its own and goes through one pair of torch custom ops, so that autograd and
 torch.compile see the product whole. What it keeps for backward is its own business: `empty` makes room for it.
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
-from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
+from klformer.ops.spectral_product.derivatives import attend_plainly
 from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.transforms import gradients_of, is_derived_again, is_transformed
 from klformer.registry import Registry
 
 
@@ -23,6 +24,10 @@ class Backend(ABC):
     @abstractmethod
     def supports(self, operands: SpectralOperands) -> bool:
         """Whether this backend can compute the product of these operands."""
+
+    def suits(self, operands: SpectralOperands) -> bool:
+        """Whether `auto` is to take this backend, if no other comes before it."""
+        return self.supports(operands)
 
     @abstractmethod
     def attend(self, operands: SpectralOperands) -> Tensor:
@@ -41,8 +46,9 @@ class FusedBackend(Backend):
 
     def attend(self, operands: SpectralOperands) -> Tensor:
         named = operands.tensors()
-        fmap = operands.feature_map.name
-        return _forward_op(list(named.values()), ",".join(named), fmap, operands.causal, self.name)[0]
+        if is_transformed(*named.values()):
+            return attend_plainly(operands)
+        return _forward_op(list(named.values()), ",".join(named), operands.map_code, operands.causal, self.name)[0]
 
     @abstractmethod
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
@@ -63,13 +69,13 @@ BACKENDS: Registry[Backend] = Registry("backend")
 
 
 def choose_backend(name: str, operands: SpectralOperands) -> Backend:
-    """The backend called `name`; for "auto" the first that supports the call.
+    """The backend called `name`; for "auto" the first that suits the call.
 
     Raises:
         ArgumentError: there is no such backend, or it can't serve the call.
     """
     if name == "auto":
-        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.supports(operands))
+        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.suits(operands))
     backend = BACKENDS[name]
     if not backend.supports(operands):
         direction = "causal" if operands.causal else "bidirectional"
@@ -86,7 +92,7 @@ def _open(
     """A call of an op as its backend takes it."""
     chosen = BACKENDS[backend]
     assert isinstance(chosen, FusedBackend)
-    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, FEATURE_MAPS[feature_map], causal=causal)
+    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, feature_map, causal=causal)
 
 
 @torch.library.custom_op("klformer::spectral_product", mutates_args=())
@@ -139,6 +145,12 @@ def _autograd(ctx, d_outputs):  # type: ignore[no-untyped-def]
     if d_out is None or not any(needs):
         return [None] * ctx.num_operands, None, None, None, None
     tensors = ctx.saved_tensors
+    if is_derived_again(d_out):
+
+        def product(operands):  # type: ignore[no-untyped-def]
+            return attend_plainly(_open(ctx.names, operands, ctx.feature_map, ctx.causal, ctx.backend)[1])
+
+        return gradients_of(product, tensors[: ctx.num_operands], needs, d_out), None, None, None, None
     operands, saved = list(tensors[: ctx.num_operands]), list(tensors[ctx.num_operands :])
     needed = ",".join(name for name, is_needed in zip(ctx.names.split(","), needs, strict=True) if is_needed)
     found = iter(_backward_op(d_out, saved, operands, ctx.names, ctx.feature_map, ctx.causal, ctx.backend, needed))

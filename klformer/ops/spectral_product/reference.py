@@ -10,7 +10,7 @@ from torch.nn.functional import elu
 
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.backends import Backend
-from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.spectral_product.operands import SpectralOperands, paired_frequencies
 
 
 class ReferenceBackend(Backend):
@@ -43,17 +43,15 @@ def _attend(operands: SpectralOperands) -> Tensor:
     if kernel.pair_offset is not None:
         omega = paired_frequencies(omega, kernel.pair_offset.to(dtype))
         frequency_bias = torch.cat([frequency_bias, frequency_bias], dim=-1)
+    if kernel.simplex:
+        key_sums = (k @ omega.transpose(-1, -2)).logsumexp(-1).unsqueeze(-2)
+        log_weights = (log_weights - key_sums).masked_fill(~visible, -torch.inf)
     if kernel.feature_map.exponential:
         return attention_from_log_kernel(log_positive_kernel(q, k, omega, frequency_bias), log_weights, v)
     cosines = cosine_kernel(q, k, omega, frequency_bias)
     if kernel.smoothing is not None:
         cosines = cosines + kernel.smoothing.to(dtype)[:, None, None]
     return attention_from_kernel(cosines, log_weights, v)
-
-
-def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:
-    """(H, R, D) and (H, D) -> the 2 R frequencies omega + offset and omega - offset."""
-    return torch.cat([omega + pair_offset.unsqueeze(-2), omega - pair_offset.unsqueeze(-2)], dim=-2)
 
 
 def cosine_kernel(q: Tensor, k: Tensor, omega: Tensor, frequency_bias: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from klformer.checks import check_number
 from klformer.data import Batch
 from klformer.data.sequences import AnyArray
 from klformer.errors import ArgumentError
@@ -14,7 +15,13 @@ from klformer.training.objective import Objective
 
 
 class Regression(Objective):
-    """One output, and its squared distance from the target."""
+    """One output, and its squared distance from the target, both in units of `scale` around `mean`.
+
+    Args:
+        mean: Of the targets, so that a model need not learn where they are.
+        scale: Their deviation, so that it need not learn how far they go. Predictions and metrics are in the targets'
+            own units; the loss is not.
+    """
 
     metrics: ClassVar[Sequence[Metric]] = (
         Metric("mse", higher_is_better=False),
@@ -22,19 +29,26 @@ class Regression(Objective):
         Metric("r2", higher_is_better=True),
     )
 
+    def __init__(self, *, mean: float = 0.0, scale: float = 1.0) -> None:
+        check_number("scale", scale, exclusive=True)
+        self.mean, self.scale = mean, scale
+
     @property
     def num_outputs(self) -> int:
         return 1
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return (outputs.squeeze(-1) - batch.targets).square().sum(-1)
+        return (outputs.squeeze(-1) - (batch.targets - self.mean) / self.scale).square().sum(-1)
 
     def sums(self, outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        difference = outputs.detach().squeeze(-1) - batch.targets
+        difference = self.predict(outputs.detach(), batch) - batch.targets
         return {"mse": difference.square().sum(), "mae": difference.abs().sum()}
 
     def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return outputs.squeeze(-1)
+        return self.mean + self.scale * outputs.squeeze(-1)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return self.mean + self.scale * outputs
 
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         wanted = targets.double()

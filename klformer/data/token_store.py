@@ -1,0 +1,74 @@
+"""Token ids on disk, mapped into memory: a corpus may be larger than memory, and is tokenised once.
+
+    <folder>/<fingerprint>.arrow     one column `ids`, in one piece, in Arrow's file format
+
+A file is named by the fingerprint of what it was made from, written to a temporary name, synced and renamed: it is
+whole or not there, and two processes that make the same one do no harm.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klformer.data.sequences import AnyArray
+from klformer.errors import FileError
+from klformer.files import replacing
+
+
+class TokenStore:
+    """A folder of token ids.
+
+    Args:
+        folder: It is made when something is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, fingerprint: str, make: Iterable[AnyArray], *, vocab_size: int) -> AnyArray:
+        """The ids (total,) of a fingerprint, mapped from disk; made and written first if they are not there.
+
+        Args:
+            make: The ids, piece by piece; looked at only if they are not there.
+
+        Raises:
+            FileError: they can't be written, or what is there is damaged.
+        """
+        path = self.folder / f"{fingerprint}.arrow"
+        if not path.exists():
+            self._write(path, make, np.dtype(np.uint16) if vocab_size <= 1 << 16 else np.dtype(np.int32))
+        return self._map(path)
+
+    def _write(self, path: Path, make: Iterable[AnyArray], dtype: np.dtype[Any]) -> None:
+        # Imported here: it takes half a second, and only corpora need it.
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        with replacing(path) as temporary:
+            raw = temporary.with_suffix(".raw")
+            try:
+                # One piece of unknown length: plain numbers first, which are then mapped and copied by Arrow.
+                with raw.open("wb") as file:
+                    for ids in make:
+                        ids.astype(dtype).tofile(file)
+                size = raw.stat().st_size // dtype.itemsize
+                ids = np.memmap(raw, dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
+                schema = pa.schema([("ids", pa.from_numpy_dtype(dtype))])
+                with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                    writer.write_batch(pa.record_batch([pa.array(ids)], schema=schema))
+                del ids
+            finally:
+                raw.unlink(missing_ok=True)
+
+    @staticmethod
+    def _map(path: Path) -> AnyArray:
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(str(path)) as source:
+                batch = pa.ipc.open_file(source).get_batch(0)
+            ids: AnyArray = batch.column(0).to_numpy(zero_copy_only=True)
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise FileError(f"{path} is damaged: {error}; delete it and it is made again") from error
+        return ids

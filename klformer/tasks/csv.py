@@ -1,0 +1,150 @@
+"""Your own table: csv, tsv, jsonl or parquet, with texts or numbers in one column, or two texts in two, and a label in
+another. One file is split by itself; train, validation and test may each be a file of their own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from klformer.errors import DataError
+from klformer.tasks.config import DataConfig, Split
+from klformer.tasks.files import first_existing
+from klformer.tasks.hub import nothing_usable
+from klformer.tasks.inputs import InputKind
+from klformer.tasks.own import RowsTask
+from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset
+from klformer.tasks.tables import TABLE_SUFFIXES, Place, TableFormat, read_table
+from klformer.tasks.targets import TargetKind
+from klformer.tokens import TokensConfig
+
+#: Names under which a part is looked for in the root.
+_STEMS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+
+
+class CsvData(DataConfig, TableFormat):
+    """Where the tables are, and what their columns mean."""
+
+    train: Path | None = None
+    """Table to train on: .csv, .tsv, .jsonl or .parquet. Default: train.* in the root."""
+
+    validation: Path | None = None
+    """Table to select on. Default: validation.*, valid.*, val.* or dev.* in the root, else a part of train."""
+
+    test: Path | None = None
+    """Table to test on. Default: test.* in the root, else another part of train."""
+
+    text_column: str = "text"
+    """Column of the inputs: texts, or sequences of numbers."""
+
+    second_column: str | None = None
+    """Column of a second text: both are read as one sequence with a separator."""
+
+    label_column: str = "label"
+    """Column of the labels."""
+
+    inputs: InputKind = "text"
+    """text; integers: a sequence of whole numbers in every row, each a token; floats: a sequence of numbers, or of
+    vectors, as of a signal. In csv the numbers are between spaces, commas or semicolons, or a list in JSON."""
+
+    target: TargetKind = "classes"
+    """classes: labels are names, of any number of classes. number: a regression."""
+
+    tokens: TokensConfig = Field(default_factory=TokensConfig)
+    """How texts become sequences."""
+
+
+PRESETS: Mapping[str, Preset] = {
+    "laptop": {
+        "model": {
+            "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.1, "positions": "learned", "pooling": "mean",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 100,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
+class Csv(RowsTask):
+    """Tables of one's own."""
+
+    name: ClassVar[str] = "csv"
+    title: ClassVar[str] = "Table"
+    summary: ClassVar[str] = "your own csv, tsv, jsonl or parquet file: texts or numbers, classes or a regression"
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    data_config: ClassVar[type[DataConfig]] = CsvData
+    default_max_len: ClassVar[int] = 512
+
+    config: CsvData
+
+    def location(self) -> str:
+        found = {part: self._path(part) for part in _STEMS}
+        if found["train"] is None:
+            return f"{self.root} (nothing found: {_looked_for()})"
+        return ", ".join(str(path) for path in found.values() if path is not None)
+
+    def detail(self) -> str:
+        train = self._path("train")
+        if train is None:
+            return ""
+        return train.parent.name if train.stem == "train" else train.stem
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "train" if self._path("validation") is None else "file"
+
+    def test_source(self) -> Literal["file", "train"]:
+        return "train" if self._path("test") is None else "file"
+
+    def kinds(self) -> tuple[InputKind, TargetKind, TokensConfig]:
+        return self.config.inputs, self.config.target, self.config.tokens
+
+    def labelled(self, part: Split) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
+        path = self._path(part)
+        if path is None:
+            raise nothing_usable(self.root, (_looked_for(), "--data.train FILE"))
+        flags = [*self._flags(), "--data.label-column"]
+        for place, fields in read_table(path, [*self._columns(), self.config.label_column], self.config, flags=flags):
+            yield place, fields[:-1], fields[-1]
+
+    def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
+        columns = self._columns()
+        flags = [*self._flags(), *(["--keep"] * len(keep))]
+        for place, fields in read_table(_checked(path), [*columns, *keep], self.config, flags=flags):
+            yield place, fields[: len(columns)], fields[len(columns) :]
+
+    def _columns(self) -> list[str]:
+        second = self.config.second_column
+        if second is not None and self.config.inputs != "text":
+            raise DataError("data.second_column is for texts; numbers are in one column")
+        return [self.config.text_column] + ([] if second is None else [second])
+
+    def _flags(self) -> list[str]:
+        return ["--data.text-column", "--data.second-column"][: len(self._columns())]
+
+    def _path(self, part: Split) -> Path | None:
+        given: Path | None = getattr(self.config, part)
+        if given is not None:
+            return _checked(given.expanduser())
+        if self.config.train is not None:
+            return None  # whatever is in the root belongs to something else
+        names = [f"{stem}{suffix}" for stem in _STEMS[part] for suffix in TABLE_SUFFIXES]
+        return first_existing(self.root / name for name in names)
+
+
+def _looked_for() -> str:
+    return f"train.{{{','.join(suffix[1:] for suffix in TABLE_SUFFIXES)}}}"
+
+
+def _checked(path: Path) -> Path:
+    if path.suffix not in TABLE_SUFFIXES:
+        raise DataError(f"a table must be one of {', '.join(TABLE_SUFFIXES)} by its name", file=path)
+    return path

@@ -1,0 +1,58 @@
+"""What turns texts into ids is: a vocabulary, with ids of its own for padding, the separator of two texts and the
+mask."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+class Tokens(ABC):
+    """From texts to ids."""
+
+    #: As the command line and JSON name it.
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids, those that no text has among them."""
+
+    @property
+    @abstractmethod
+    def separator(self) -> int:
+        """The id between the two texts of a pair."""
+
+    @property
+    @abstractmethod
+    def mask(self) -> int:
+        """The id that stands for a hidden token."""
+
+    @property
+    @abstractmethod
+    def specials(self) -> tuple[int, ...]:
+        """Ids that mean no piece of text, such as these two; they are never hidden and never guessed."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of every text, without any that is special for its place."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """All that it takes to be the same again, with `kind`."""
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_len: int) -> list[Ids]:
+        """Two texts in one sequence, the separator between them; the longer one is cut until both fit."""
+        first, second = (self.encode([pair[side] for pair in pairs]) for side in (0, 1))
+        return [join(one, other, self.separator, max_len) for one, other in zip(first, second, strict=True)]
+
+
+def join(first: Ids, second: Ids, separator: int, max_len: int) -> Ids:
+    """One sequence of two: the separator between them, and the longer one cut until both fit in max_len."""
+    room = max_len - 1
+    kept = min(len(first), max(room - len(second), -(-room // 2)))
+    return np.concatenate([first[:kept], np.array([separator], np.int64), second[: room - kept]])

@@ -1,0 +1,48 @@
+"""Tokens from a configuration and texts to learn from, or from what a run remembers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from klformer.errors import ArgumentError, RunError
+from klformer.tokens.base import Tokens
+from klformer.tokens.config import TokensConfig
+from klformer.tokens.plain import Bytes, Characters
+
+
+def make_tokens(config: TokensConfig, texts: Iterable[str]) -> Tokens:
+    """The tokens of a configuration; texts are looked at only if there is something to learn from them.
+
+    Raises:
+        ArgumentError: a file is given for tokens that have none.
+        DataError: the file is missing or malformed.
+    """
+    if config.kind in ("bytes", "characters"):
+        if config.file is not None:
+            raise ArgumentError(
+                f"data.tokens.file is for --data.tokens.kind wordpiece or bpe; {config.kind} have no vocabulary file"
+            )
+        return Bytes() if config.kind == "bytes" else Characters.learn(texts, config.vocab_size)
+    # Imported here: bytes and characters do without it.
+    from klformer.tokens.subwords import Subwords
+
+    if config.file is not None:
+        return Subwords.read(config.file.expanduser(), lowercase=config.lowercase)
+    return Subwords.learn(texts, kind=config.kind, vocab_size=config.vocab_size, lowercase=config.lowercase)
+
+
+def tokens_from_json(content: dict[str, Any]) -> Tokens:
+    """The tokens that `as_json` describes.
+
+    Raises:
+        RunError: it does not.
+    """
+    kind = content.get("kind")
+    if kind == Bytes.kind:
+        return Bytes()
+    if kind == Characters.kind:
+        return Characters(content["characters"])
+    from klformer.tokens.subwords import Subwords
+
+    if kind != Subwords.kind:
+        raise RunError(f"unknown tokens {kind!r}; a run of another version of klformer")
+    return Subwords.from_json(content)

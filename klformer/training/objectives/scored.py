@@ -1,0 +1,72 @@
+"""Classes and numbers that are judged by other metrics than accuracy and error: F1, Matthews' correlation, and
+Pearson's and Spearman's. GLUE asks for them; torchmetrics computes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from klformer.training.metrics import Metric
+from klformer.training.objectives.classification import Classification
+from klformer.training.objectives.regression import Regression
+
+_ACCURACY = Metric("accuracy", higher_is_better=True, percent=True)
+
+
+class BinaryF1(Classification):
+    """Two classes, of which the second is the one to be found."""
+
+    metrics: ClassVar[Sequence[Metric]] = (_ACCURACY, Metric("f1", higher_is_better=True, percent=True))
+
+    def __init__(self) -> None:
+        super().__init__(num_classes=2)
+
+    def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        # Imported here, as below: it takes a second, and only these objectives need it.
+        from torchmetrics.functional.classification import binary_f1_score
+
+        return super().measure(predictions, targets) | {"f1": binary_f1_score(predictions, targets).item()}
+
+
+class Matthews(Classification):
+    """Two classes of very different sizes, by Matthews' correlation."""
+
+    metrics: ClassVar[Sequence[Metric]] = (Metric("matthews", higher_is_better=True), _ACCURACY)
+
+    def __init__(self) -> None:
+        super().__init__(num_classes=2)
+
+    def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        from torchmetrics.functional.classification import binary_matthews_corrcoef
+
+        value = 0.0
+        # Always the same answer is correlated with nothing; the library gives another limit there.
+        if (predictions != predictions[0]).any() and (targets != targets[0]).any():
+            value = binary_matthews_corrcoef(predictions, targets).item()
+        return super().measure(predictions, targets) | {"matthews": value}
+
+
+class Correlation(Regression):
+    """A number, by its correlation with the target."""
+
+    metrics: ClassVar[Sequence[Metric]] = (
+        Metric("pearson", higher_is_better=True),
+        Metric("spearman", higher_is_better=True),
+        Metric("mse", higher_is_better=False),
+    )
+
+    def sums(self, outputs: Tensor, batch: object) -> Mapping[str, Tensor]:
+        return {}
+
+    def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+
+        given, wanted = predictions.double(), targets.double()
+        mse = super().measure(predictions, targets)["mse"]
+        if given.std() == 0 or wanted.std() == 0:  # a constant is correlated with nothing
+            return {"pearson": 0.0, "spearman": 0.0, "mse": mse}
+        return {
+            "pearson": pearson_corrcoef(given, wanted).item(),
+            "spearman": spearman_corrcoef(given, wanted).item(),
+            "mse": mse,
+        }
