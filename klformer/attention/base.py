@@ -179,8 +179,17 @@ class AttentionMechanism(nn.Module, ABC):
         raise ArgumentError(f"{type(self).__name__} has no explicit features")
 
     def initial_state(self, batch_size: int) -> Any:
-        """The state of decoding before the first token. States are never changed in place."""
+        """The state of decoding before the first token. It is never changed in place: `absorb` and `step` give another.
+
+        For speed see `prepare_decoding`.
+        """
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
+
+    def prepare_decoding(self, batch_size: int) -> Any:
+        """A state for one generation: what does not change from token to token is computed once, and `absorb` and
+        `step` change the state in place and return it. The parameters and the noise must stay as they are.
+        """
+        return self.initial_state(batch_size)
 
     def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
         """The state after more keys (B, H, S, D) and values (B, H, S, E). For inference: no gradients.

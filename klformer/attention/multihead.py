@@ -99,6 +99,11 @@ class MultiheadAttention(nn.Module):
         """The state of decoding before the first token."""
         return MultiheadState(self.mechanism.initial_state(batch_size), num_tokens=0)
 
+    def prepare_decoding(self, batch_size: int) -> MultiheadState:
+        """As `initial_state`, for one generation, and faster: `absorb` and `step` change what is inside in place, and
+        the frequencies are computed once. The parameters and the noise must stay as they are."""
+        return MultiheadState(self.mechanism.prepare_decoding(batch_size), num_tokens=0)
+
     def absorb(self, state: MultiheadState, tokens: Tensor, *, key_mask: Tensor | None = None) -> MultiheadState:
         """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""
         k, v = self._keys(tokens, state.num_tokens), self._split(self.value(tokens))

@@ -19,9 +19,10 @@ from klformer.conversion.batches import Batches
 from klformer.conversion.certify import Certificate, LayerErrors, figures
 from klformer.conversion.distil import Trained, distil
 from klformer.conversion.fit import HeadErrors, Loss, Progress, fit, measure, start
-from klformer.conversion.hosts import Batch, ConversionError, Host, Site, chosen_sites
+from klformer.conversion.hosts import Batch, ConversionError, Extension, Host, Site, chosen_sites
 from klformer.conversion.own import OwnHost
 from klformer.conversion.record import SiteRecord
+from klformer.conversion.resume import Store
 from klformer.errors import ArgumentTypeError
 
 #: Kernels learn so many times faster than other weights in fine-tuning.
@@ -60,7 +61,10 @@ def convert(
     finetune: Trained = "all",
     finetune_learning_rate: float = 1e-4,
     keep_softmax: int | float = 0,
+    max_positions: int | None = None,
+    extension: Extension = "repeat",
     evaluation: Iterable[Batch] | None = None,
+    state_file: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Conversion:
@@ -84,7 +88,12 @@ def convert(
         finetune_learning_rate: Of all weights but the kernels', which take ten times as much.
         keep_softmax: How many layers stay softmax, those with the largest errors; or, below 1, the error above which a
             layer stays softmax. Figures without them are in the certificate as well.
+        max_positions: Tokens that the converted model is to read, more than the teacher: its learned position
+            embeddings are extended. Batches may be as long; the teacher that they are compared with is extended, too.
+        extension: How: the same rows again ("repeat"), or drawn out ("interpolate").
         evaluation: Batches to measure by, in place of some of `batches`.
+        state_file: Where the state of fitting is saved now and then. What is there is gone on with, if the arguments
+            are the same; when all is done, the file is removed.
         seed: Of everything that is random.
         progress: Called with what is done, the step, the number of steps, and the error.
 
@@ -106,19 +115,38 @@ def convert(
     check_number("keep_softmax", keep_softmax)
     check_choice("loss", loss, ("output", "weights"))
     check_choice("finetune", finetune, ("kernels", "all"))
+    check_choice("extension", extension, ("repeat", "interpolate"))
     clock = _Clock()
     teacher = host_of(model)
+    if max_positions is not None:
+        check_count("max_positions", max_positions)
+        teacher = host_of(copy.deepcopy(model))
+        teacher.extend_positions(max_positions, extension)
     data = Batches(batches, evaluation, steps=steps + finetune_steps, seed=seed)
-    with _evaluating(model):
+    with _evaluating(teacher.model):
         sites = teacher.sites(data.held_out[0])
         chosen = chosen_sites(sites, layers)
         _check_attention(spec, chosen)
-        student = host_of(copy.deepcopy(model))
+        student = host_of(copy.deepcopy(teacher.model))
         mechanisms = _build(spec, chosen, model, seed)
         start(student, mechanisms, data, seed=seed)
         at_start = measure(student, mechanisms, data.held_out)
         clock.lap("start")
-        fit(student, mechanisms, data, steps=steps, learning_rate=learning_rate, loss=loss, progress=progress)
+        store = None
+        if state_file is not None:
+            settings = {"attention": spec.complete().label(), "layers": [site.name for site in chosen], "steps": steps}
+            settings |= {"learning_rate": learning_rate, "loss": loss, "seed": seed, "batches": data.fingerprint()}
+            store = Store(Path(state_file), settings)
+        fit(
+            student,
+            mechanisms,
+            data,
+            steps=steps,
+            learning_rate=learning_rate,
+            loss=loss,
+            progress=progress,
+            store=store,
+        )
         fitted = measure(student, mechanisms, data.held_out)
         clock.lap("fit")
         student.install(mechanisms)
@@ -153,6 +181,8 @@ def convert(
             processor_seconds=clock.processor_seconds(),
             notes=_notes(sites, chosen, kept, finetune_steps),
         )
+    if store is not None:
+        store.forget()
     records = {site.name: _record(spec, site) for site in chosen if site.name in trained}
     return Conversion(student.model.eval(), certificate, records)
 

@@ -1,5 +1,6 @@
 """Batches of a conversion: some are held out to measure by, the others come round again and again."""
 
+import hashlib
 import itertools
 from collections.abc import Iterable
 
@@ -49,6 +50,15 @@ class Batches:
         turn, place = divmod(step, len(self.train))
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(self._seed * 1009 + turn))
         return self.train[int(order[place])]
+
+    def fingerprint(self) -> str:
+        """Tells these batches from others."""
+        digest = hashlib.sha256()
+        for batch in (*self.held_out, *self.train):
+            for name, value in sorted(batch.items()):
+                digest.update(f"{name} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def _check(batch: object) -> None:

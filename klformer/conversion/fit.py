@@ -17,6 +17,7 @@ from torch import Tensor
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
 from klformer.conversion.hosts import Batch, Call, Host
+from klformer.conversion.resume import State, Store
 from klformer.conversion.start import KeySample, can_start_from_keys, start_from_keys
 
 Loss = Literal["output", "weights"]
@@ -76,6 +77,34 @@ class LayerFit:
             self._best, self._best_state = error, _copy(self.mechanism)
         return gained
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that going on from here needs, but for `best`: the parameters now and at their best, and the optimiser's
+        averages."""
+        found = {f"now.{name}": value for name, value in _copy(self.mechanism).items()}
+        found |= {f"best.{name}": value for name, value in self._best_state.items()}
+        if self._optimiser is not None:
+            for index, averages in self._optimiser.state_dict()["state"].items():
+                found |= {f"adam.{index}.{name}": value for name, value in averages.items()}
+        return found
+
+    @property
+    def best(self) -> float:
+        """The lowest error so far."""
+        return self._best
+
+    def restore(self, tensors: Mapping[str, Tensor], best: float) -> None:
+        """Be what `tensors` and `best` said."""
+        self._best = best
+        self._best_state = _below("best", tensors)
+        self.mechanism.load_state_dict(_below("now", tensors))
+        averages: dict[int, dict[str, Tensor]] = {}
+        for name, value in _below("adam", tensors).items():
+            index, _, kind = name.partition(".")
+            averages.setdefault(int(index), {})[kind] = value
+        if self._optimiser is not None:
+            groups = self._optimiser.state_dict()["param_groups"]
+            self._optimiser.load_state_dict({"state": averages, "param_groups": groups})
+
     def take_best(self) -> None:
         """Make the mechanism what it was when its error was lowest."""
         self.mechanism.load_state_dict(self._best_state)
@@ -111,27 +140,43 @@ def fit(
     learning_rate: float,
     loss: Loss = "output",
     progress: Progress | None = None,
+    store: Store | None = None,
 ) -> None:
     """Fit attentions to the softmax of the sites that they are named after; ends early if nothing is gained any more.
 
-    Afterwards every one is what it was when its error on the held-out batches was lowest.
+    Afterwards every one is what it was when its error on the held-out batches was lowest. What a store holds is gone on
+    with, and whenever errors are measured, the state is saved there.
     """
     fits = {name: LayerFit(each, learning_rate=learning_rate, loss=loss) for name, each in mechanisms.items()}
     every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
-    without_gain = 0
-    for step in range(steps + 1):
-        if step % every == 0 or step == steps:
+    without_gain = first = 0
+    if store is not None and (state := store.load()) is not None:
+        first, without_gain = state.step, state.rest["without_gain"]
+        for name, layer in fits.items():
+            layer.restore(_below(name, state.tensors, mark="|"), state.rest["best"][name])
+        if without_gain >= PATIENCE:
+            first = steps + 1
+    for step in range(first, steps + 1):
+        if (step % every == 0 and step > first) or step in (0, steps):
             errors = measure(host, mechanisms, batches.held_out)
             gains = [fits[name].note(float(error.mean())) for name, error in errors.by_site.items()]
             without_gain = 0 if any(gains) else without_gain + 1
             if progress is not None:
                 progress("fit", step, steps, errors.mean())
+            if store is not None:
+                store.save(_state(step, without_gain, fits))
             if without_gain >= PATIENCE:
                 break
         if step < steps:
             _fit_batch(host, fits, batches.at(step), share_of_rate(step, steps))
     for layer in fits.values():
         layer.take_best()
+
+
+def _state(step: int, without_gain: int, fits: Mapping[str, LayerFit]) -> State:
+    tensors = {f"{name}|{key}": value for name, layer in fits.items() for key, value in layer.tensors().items()}
+    best = {name: layer.best for name, layer in fits.items()}
+    return State(step, tensors, {"without_gain": without_gain, "best": best})
 
 
 def _fit_batch(host: Host, fits: Mapping[str, LayerFit], batch: Batch, share: float) -> None:
@@ -195,6 +240,12 @@ def cross_entropy_of_weights(mechanism: AttentionMechanism, call: Call) -> Tenso
     entropies = -(right * weights.clamp(min=SMALLEST_WEIGHT).log()).sum(-1).mean(1)  # (B, L)
     mask = call.query_mask()
     return entropies.mean() if mask is None else entropies[mask].mean()
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor], *, mark: str = ".") -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    start = prefix + mark
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _copy(mechanism: AttentionMechanism) -> dict[str, Tensor]:

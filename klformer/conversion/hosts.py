@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ from klformer.attention import AttentionMechanism, AttentionSizes
 from klformer.errors import ArgumentError, UserError
 from klformer.ops import softmax_attention
 
+#: How position embeddings are made more: the same again, or drawn out.
+Extension = Literal["repeat", "interpolate"]
 #: What a model is called with: tensors by the name of the argument.
 Batch = Mapping[str, Tensor]
 
@@ -114,6 +117,14 @@ class Host(ABC):
     @abstractmethod
     def remove(self, names: Collection[str]) -> None:
         """Put softmax back at some sites."""
+
+    def extend_positions(self, max_positions: int, extension: Extension) -> None:
+        """Make the model read longer sequences.
+
+        Raises:
+            ConversionError: it has no positions that could be extended.
+        """
+        raise ConversionError(f"max_positions must be None for {type(self.model).__name__}, a model of klformer")
 
     @abstractmethod
     def mask(self, batch: Batch) -> Tensor | None:

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.hf.interface import NAME, RECEIVER, InterfaceCall
-from klformer.conversion.hosts import Answer, Batch, ConversionError, Host, Site, Watcher
+from klformer.conversion.hf.positions import extend_positions
+from klformer.conversion.hosts import Answer, Batch, ConversionError, Extension, Host, Site, Watcher
 
 #: Where configs, and where attention layers keep the dropout of attention's weights.
 CONFIG_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
@@ -90,6 +91,9 @@ class TransformersHost(Host):
     def remove(self, names: Collection[str]) -> None:
         for name in names:
             delattr(self.model.get_submodule(name), NAME)
+
+    def extend_positions(self, max_positions: int, extension: Extension) -> None:
+        extend_positions(self.model, max_positions, extension)
 
     def mask(self, batch: Batch) -> Tensor | None:
         mask = batch.get("attention_mask")
