@@ -1,8 +1,8 @@
 """Runs of other people: what their configuration may ask of this machine before anybody has looked at it.
 
 A configuration is believed as far as the weights beside it bear it out: sizes are compared with the header of the
-weights before anything of that size is made. Data is generated in the cache and in the run's own folder; elsewhere, or in great
-numbers, only if the user names the place.
+weights before anything of that size is made. Data is generated in the cache and in the run's own folder; elsewhere, or
+in great numbers, only if the user names the place.
 """
 
 from collections.abc import Mapping
