@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from functools import partial
 
-from rich.console import Console
-
 from klformer.checks import check_count
 from klformer.cli.command import Command
 from klformer.cli.settings import Settings, parse_settings
@@ -12,6 +10,7 @@ from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
 from klformer.runs.compare import compare, comparison_name, comparison_table
 from klformer.runs.sweep import variants
+from klformer.terminal import make_console
 from klformer.training.processes import is_main_process
 from klformer.training.progress import labelled_reporters, make_reporter
 
@@ -61,7 +60,7 @@ def run(options: Compare) -> None:
     )
     if not is_main_process():
         return
-    console = Console(width=max(120, Console().width))
+    console = make_console(120)
     console.print(comparison_table(results))
     console.print(f"runs and {comparison_name(chosen[0])} are in {out}", highlight=False)
 
