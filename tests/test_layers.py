@@ -9,18 +9,6 @@ PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise"]
 LEAVES += ["plotting", "plugins", "terminal"]
-    "errors",
-    "checks",
-    "registry",
-    "config",
-    "files",
-    "memory",
-    "environment",
-    "noise",
-    "plotting",
-    "plugins",
-    "terminal",
-]
 MODEL = ["ops", "kernels", "attention", "nn", "models", "conversion"]
 RUN = ["data", "tokens", "training", "tasks", "runs"]
 ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]

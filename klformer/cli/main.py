@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # torch's profiler says when it starts and stops, unless its library is told otherwise before it is loaded.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if os.environ.get("NO_COLOR"):
-        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "0")
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     try:
         try:
             _call(arguments)
