@@ -76,8 +76,8 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         legend_below(figure, axes)
         caption = (
             f"Validation {setting.metric.name} against training steps: the mean over seeds, and a band from the lowest "
-            "to the highest. Dashed: a kernel that is frozen. Lines that stop early are unfinished runs; a run that was "
-            "evaluated once has none."
+            "to the highest. Dashed: a kernel that is frozen. Lines that stop early are unfinished runs; one that "
+            "was evaluated once has none."
         )
         return artist.finish(figure, f"curves-{setting.letter}", "Learning curves", caption)
 
@@ -239,7 +239,10 @@ def draw_variance(
                 )
             axes.set_title(heading, fontsize=8.5)
             axes.set_yticks(range(len(rows)), distinct(labels))
-            axes.margins(x=0.7 if key == "agv" else 0.25)
+            # Numbers stand to the right, and need the room.
+            low, high = axes.dataLim.intervalx
+            room = (high - low) or 1.0
+            axes.set_xlim(low - (0.05 * room if low < start else 0), high + (0.7 if key == "agv" else 0.35) * room)
             axes.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
             axes.tick_params(axis="x", labelsize=7)
         grid[0, 0].invert_yaxis()
