@@ -58,7 +58,8 @@ class Bubble:
 def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
     """The metric on the validation set against steps: the mean over seeds, in a band from the lowest to the highest."""
     curves = {
-        group.attention: [dict(run.curve) for run in group.runs if len(run.curve) > 1] for group in setting.groups
+        group.attention: [dict(run.curve) for run in group.finished or group.runs if len(run.curve) > 1]
+        for group in setting.groups
     }
     curves = {attention: found for attention, found in curves.items() if found}
     if not curves:
@@ -83,8 +84,8 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
 
 
 def _draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
-    """One line for the runs of an attention; a step counts where at least one run was evaluated."""
-    steps = sorted({step for curve in curves for step in curve})
+    """One line for the runs of an attention, as far as all of them have come."""
+    steps = sorted(set.intersection(*map(set, curves)) or set(curves[0]))
     values = [[curve[step] for curve in curves if step in curve] for step in steps]
     axes.plot(steps, [fmean(found) for found in values], markersize=3, linewidth=1.3, label=label, **style)
     if len(curves) > 1:
