@@ -12,6 +12,7 @@ from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_bac
 from klformer.environment import describe_machine
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.terminal import make_console
 
 #: The subjects that are this library's.
 PRODUCTS = ("rks", "rks causal", "prf", "prf causal")
@@ -61,7 +62,7 @@ class OpsBench:
 
 def run(options: OpsBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
-    console = Console(width=max(112, Console().width))
+    console = make_console(112)
     environment = describe_machine()
     console.print(f"klformer op benchmark, {environment['date']}, {environment['machine']}")
     results = []
