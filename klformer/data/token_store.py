@@ -1,6 +1,6 @@
 """Token ids on disk, mapped into memory: a corpus may be larger than memory, and is tokenised once.
 
-    <folder>/<fingerprint>.arrow     one column `ids`, in one piece, in Arrow's file format
+    <folder>/<fingerprint>.arrow     one column `ids`, in one piece: a stream of Arrow, as `datasets` reads them
 
 A file is named by the fingerprint of what it was made from, written to a temporary name, synced and renamed: it is
 whole or not there, and two processes that make the same one do no harm.
@@ -55,7 +55,7 @@ class TokenStore:
                 size = raw.stat().st_size // dtype.itemsize
                 ids = np.memmap(raw, dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
                 schema = pa.schema([("ids", pa.from_numpy_dtype(dtype))])
-                with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                     writer.write_batch(pa.record_batch([pa.array(ids)], schema=schema))
                 del ids
             finally:
@@ -67,8 +67,11 @@ class TokenStore:
 
         try:
             with pa.memory_map(str(path)) as source:
-                batch = pa.ipc.open_file(source).get_batch(0)
-            ids: AnyArray = batch.column(0).to_numpy(zero_copy_only=True)
-        except (pa.ArrowException, OSError, IndexError) as error:
+                start = source.read_buffer(1).address
+                column = pa.ipc.open_stream(source).read_next_batch().column(0)
+                dtype, size = np.dtype(column.type.to_pandas_dtype()), len(column)
+                offset = column.buffers()[1].address - start
+        except (pa.ArrowException, OSError, StopIteration) as error:
             raise FileError(f"{path} is damaged: {error}; delete it and it is made again") from error
-        return ids
+        # Mapped by numpy, whose pages can be let go of (klformer.memory.release), at the place where Arrow has them.
+        return np.memmap(path, dtype, mode="r", offset=offset, shape=(size,)) if size else np.zeros(0, dtype)
