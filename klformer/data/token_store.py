@@ -68,6 +68,7 @@ class TokenStore:
         try:
             with pa.memory_map(str(path)) as source:
                 start = source.read_buffer(1).address
+                source.seek(0)
                 column = pa.ipc.open_stream(source).read_next_batch().column(0)
                 dtype, size = np.dtype(column.type.to_pandas_dtype()), len(column)
                 offset = column.buffers()[1].address - start
