@@ -132,22 +132,22 @@ class Block:
     def _scan(self, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The states before each chunk, (n m, ...), and the one after the last, given what each adds (n, m, ...)."""
         states = torch.empty_like(added)
+        states[:, 0] = state
         for index in range(self.num_chunks):
-            if self._factors is None:
-                states[:, index] = state
-            else:
-                torch.mul(state, self._factors[:, index], out=states[:, index])
-            state = states[:, index] + added[:, index]
-        return states.flatten(0, 1), state
+            if index:
+                torch.add(states[:, index - 1], added[:, index - 1], out=states[:, index])
+            if self._factors is not None:
+                states[:, index].mul_(self._factors[:, index])
+        return states.flatten(0, 1), states[:, -1] + added[:, -1]
 
     def _scan_back(self, d_read: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the states after each chunk (n m, ...), and of the one before all; `d_read` (n m, ...) is that
         which comes from reading the state before each chunk."""
         d_read = self._by_row(d_read)
         d_states = torch.empty_like(d_read)
+        d_states[:, -1] = d_after
         for index in reversed(range(self.num_chunks)):
-            d_states[:, index] = d_after
-            d_after = d_read[:, index] + d_after
+            d_after = torch.add(d_read[:, index], d_states[:, index], out=d_states[:, index - 1] if index else None)
             if self._factors is not None:
                 d_after.mul_(self._factors[:, index])
         return d_states.flatten(0, 1), d_after
