@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from klformer.conversion import Conversion, convert, load_converted
     from klformer.kernels import SpectralDistribution
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
-    from klformer.noise import resample
+    from klformer.noise import resample, without_noise
     from klformer.ops.spectral_product import spectral_product
     from klformer.tasks import Task, register_task
     from klformer.training.objective import Objective
@@ -52,6 +52,7 @@ __all__ = [
     "register_task",
     "resample",
     "spectral_product",
+    "without_noise",
 ]
 
 #: The module that each name comes from.
@@ -78,6 +79,7 @@ _HOMES = {
     "register_task": "klformer.tasks",
     "resample": "klformer.noise",
     "spectral_product": "klformer.ops.spectral_product",
+    "without_noise": "klformer.noise",
 }
 
 

@@ -8,7 +8,7 @@ import klformer
 PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise", "plotting", "plugins"]
-MODEL = ["ops", "kernels", "attention", "models", "conversion"]
+MODEL = ["ops", "kernels", "attention", "nn", "models", "conversion"]
 RUN = ["data", "tokens", "training", "tasks", "runs"]
 ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]
 

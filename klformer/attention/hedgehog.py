@@ -18,7 +18,8 @@ from klformer.kernels.coupling import orthogonal_rows
 from klformer.kernels.kernel import Role
 from klformer.ops.envelopes import simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, decoding, kept_keys
+from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, kept_keys
+from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.state import KeyValueState
 
 
@@ -56,14 +57,7 @@ class HedgehogAttention(AttentionMechanism):
         return (x @ _pairs(self.query_map if role == "query" else self.key_map).transpose(-1, -2)).softmax(-1)
 
     def initial_state(self, batch_size: int) -> KeyValueState:
-        return decoding.initial_state(
-            self._kernel(),
-            batch_size=batch_size,
-            num_heads=self.num_heads,
-            head_dim=2 * self.head_dim,
-            value_dim=self.value_dim,
-            like=self._anchor,
-        )
+        return self._prepare().initial_state(batch_size, self.value_dim)
 
     def absorb(
         self,
@@ -76,10 +70,12 @@ class HedgehogAttention(AttentionMechanism):
     ) -> KeyValueState:
         mask = kept_keys(key_mask, key_bias)
         bias = self._log_weights(k, mask, key_bias)
-        return decoding.absorb(self._kernel(), state, _as_key(k), v, key_mask=mask, key_bias=bias)
+        after = state.clone()
+        self._prepare().absorb(after, _as_key(k), v, key_mask=mask, key_bias=bias)
+        return after
 
     def read(self, state: KeyValueState, q: Tensor) -> Tensor:
-        return decoding.read(self._kernel(), state, _as_query(q))
+        return self._prepare().read(state, _as_query(q))
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None, causal: bool
@@ -90,6 +86,12 @@ class HedgehogAttention(AttentionMechanism):
             self._kernel(), _as_query(q), _as_key(k), v, key_mask=mask, key_bias=bias, causal=causal
         )
         return attend(operands)
+
+    def _prepare(self) -> PreparedKernel:
+        """The kernel for decoding."""
+        return PreparedKernel.of(
+            self._kernel(), num_heads=self.num_heads, head_dim=2 * self.head_dim, like=self._anchor
+        )
 
     def _kernel(self) -> SpectralKernel:
         omega = torch.cat([_pairs(self.query_map), _pairs(self.key_map)], dim=-1)

@@ -6,8 +6,10 @@ linear-elu                                                                      
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from klformer.attention.base import (
@@ -22,7 +24,8 @@ from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
 from klformer.kernels.kernel import Role
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import decoding
+from klformer.ops.spectral_product import kept_keys
+from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.state import KeyValueState
 
 #: Options of every kernel with frequencies, and of those whose distribution is learned.
@@ -57,33 +60,62 @@ class KernelizedAttention(AttentionMechanism):
         return self.kernel.features(x, role)
 
     def initial_state(self, batch_size: int) -> KeyValueState:
-        return decoding.initial_state(
-            self.kernel.present(),
-            batch_size=batch_size,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
-            like=self._anchor,
-        )
+        return self._prepare().initial_state(batch_size, self.value_dim)
+
+    def prepare_decoding(self, batch_size: int) -> "DecodingState":
+        prepared = self._prepare()
+        return DecodingState(prepared, prepared.initial_state(batch_size, self.value_dim))
 
     def absorb(
         self,
-        state: KeyValueState,
+        state: "KeyValueState | DecodingState",
         k: Tensor,
         v: Tensor,
         *,
         key_mask: Tensor | None = None,
         key_bias: Tensor | None = None,
-    ) -> KeyValueState:
-        return self.kernel.absorb(self.kernel.present(), state, k, v, key_mask=key_mask, key_bias=key_bias)
+    ) -> "KeyValueState | DecodingState":
+        own = self._own(state)
+        self._add(own, k, v, key_mask, key_bias)
+        return state if isinstance(state, DecodingState) else own.state
 
-    def read(self, state: KeyValueState, q: Tensor) -> Tensor:
-        return decoding.read(self.kernel.present(), state, q)
+    def read(self, state: "KeyValueState | DecodingState", q: Tensor) -> Tensor:
+        if isinstance(state, DecodingState):
+            return state.prepared.read(state.state, q)
+        return self._prepare().read(state, q)
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueState) -> tuple[Tensor, KeyValueState]:
-        present = self.kernel.present()  # once for both
-        state = self.kernel.absorb(present, state, k_t, v_t)
-        return decoding.read(present, state, q_t), state
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: "KeyValueState | DecodingState"
+    ) -> "tuple[Tensor, KeyValueState | DecodingState]":
+        own = self._own(state)
+        self._add(own, k_t, v_t, None, None)
+        return own.prepared.read(own.state, q_t), state if isinstance(state, DecodingState) else own.state
+
+    def _own(self, state: "KeyValueState | DecodingState") -> "DecodingState":
+        """A state that may be changed: the prepared one, or a copy of one that stays as it is."""
+        return state if isinstance(state, DecodingState) else DecodingState(self._prepare(), state.clone())
+
+    @torch.no_grad()
+    def _prepare(self) -> PreparedKernel:
+        return PreparedKernel.of(
+            self.kernel.present(), num_heads=self.num_heads, head_dim=self.head_dim, like=self._anchor
+        )
+
+    @torch.no_grad()
+    def _add(
+        self, own: "DecodingState", k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None
+    ) -> None:
+        mask = kept_keys(key_mask, key_bias)
+        bias = self.kernel.log_weights(own.prepared.kernel, k, mask, key_bias)
+        own.prepared.absorb(own.state, k, v, key_mask=mask, key_bias=bias)
+
+
+@dataclass(frozen=True)
+class DecodingState:
+    """A state that is changed in place, and the kernel as it was when decoding began."""
+
+    prepared: PreparedKernel
+    state: KeyValueState
 
 
 def register_spectrum(name: str, spectrum: type[SpectralDistribution]) -> None:

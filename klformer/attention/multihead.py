@@ -86,12 +86,23 @@ class MultiheadAttention(nn.Module):
         if memory is not None and not self.mechanism.supports_cross:
             raise ArgumentError(f"{type(self.mechanism).__name__} can't attend to another sequence")
         source = x if memory is None else memory
+        for name, tokens in (("x", x), ("memory", source)):
+            if tokens.dim() != 3 or tokens.shape[-1] != self.value.in_features:
+                raise ArgumentError(
+                    f"{name} must have the shape (batch, length, {self.value.in_features}), got {tuple(tokens.shape)}; "
+                    "a single sequence is a batch of one: x[None]"
+                )
         q, k, v = self._queries(x, 0), self._keys(source, 0), self._split(self.value(source))
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
 
     def initial_state(self, batch_size: int) -> MultiheadState:
         """The state of decoding before the first token."""
         return MultiheadState(self.mechanism.initial_state(batch_size), num_tokens=0)
+
+    def prepare_decoding(self, batch_size: int) -> MultiheadState:
+        """As `initial_state`, for one generation, and faster: `absorb` and `step` change what is inside in place, and
+        the frequencies are computed once. The parameters and the noise must stay as they are."""
+        return MultiheadState(self.mechanism.prepare_decoding(batch_size), num_tokens=0)
 
     def absorb(self, state: MultiheadState, tokens: Tensor, *, key_mask: Tensor | None = None) -> MultiheadState:
         """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""

@@ -11,7 +11,7 @@ from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
 from klformer.ops.spectral_product import attend as product
-from klformer.ops.spectral_product.chunked.tiling import chunk_bounds, default_chunk, tiles
+from klformer.ops.spectral_product.chunked.tiling import chunk_bounds, tiles
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ def matrix_products(feature_map: str, operands: Operands) -> Callable[[], None]:
     fmap = FEATURE_MAPS[feature_map]
     q, k, v, omega = (x.detach() for x in operands.inputs())
     call = SpectralOperands(SpectralKernel(fmap, omega), q, k, v)
-    length, num_frequencies, chunk = q.shape[2], call.num_projections, default_chunk(call)
+    length, num_frequencies, chunk = q.shape[2], call.num_projections, 1024
 
     def run() -> None:
-        for tile in tiles(call, chunk):
+        for tile in tiles(call, 1):
             n, columns, head_dim = tile.num_rows, call.value_columns, omega.shape[-1]
             phi = torch.ones(fmap.parts * n, chunk, num_frequencies)
             values = torch.ones(fmap.parts * n, chunk, columns)

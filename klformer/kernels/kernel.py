@@ -12,8 +12,7 @@ from klformer.kernels.spectrum import SpectralDistribution
 from klformer.ops.envelopes import gaussian_envelope, matched_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
-from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, decoding, kept_keys
-from klformer.ops.spectral_product.state import KeyValueState
+from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, kept_keys
 
 Role = Literal["query", "key"]
 
@@ -120,34 +119,22 @@ class Kernel(nn.Module):
                 pair_offset=None if offset is None else (offset.unsqueeze(-2) * scale).squeeze(-2),
                 frequency_bias=None if pairs is not None else self.spectrum.log_weights(),
                 smoothing=self._present_smoothing(omega),
+                simplex=self.feature_map.exponential and self.envelope == "simplex",
             )
-
-    def absorb(
-        self,
-        present: SpectralKernel,
-        state: KeyValueState,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        key_bias: Tensor | None = None,
-    ) -> KeyValueState:
-        """The state of decoding after more keys (B, H, S, D) and values (B, H, S, E); `present` is `present()`."""
-        mask = kept_keys(key_mask, key_bias)
-        bias = self.log_weights(present, k, mask, key_bias)
-        return decoding.absorb(present, state, k, v, key_mask=mask, key_bias=bias)
 
     def log_weights(
         self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None = None
     ) -> Tensor | None:
         """The log-weights of keys (B, H, S, D): their envelope, and those that are given.
 
+        Not the simplex envelope: the product makes it of the scores that it has anyway (`SpectralKernel.simplex`).
+
         Args:
             present: What `present()` gives.
             key_mask: (B or 1, H or 1, S), True = keep.
             key_bias: (B or 1, H or 1, S).
         """
-        envelope = self._envelope(present, k, key_mask)
+        envelope = None if present.simplex else self._envelope(present, k, key_mask)
         if envelope is None:
             return key_bias
         return envelope if key_bias is None else envelope + key_bias

@@ -60,7 +60,8 @@ class TransformerLayer(nn.Module):
         """(B, L, model_dim) -> (B, L, model_dim), or only the first `num_outputs` positions of it."""
         keys = self.self_norm(x)
         # Where queries need not be as many as keys, those that nobody asks for are left out from the start.
-        if num_outputs is not None and self.self_attention.mechanism.supports_cross:
+        fewer = self.self_attention.mechanism.supports_cross and not self.self_attention.causal
+        if num_outputs is not None and fewer:
             attended = self.self_attention(keys[:, :num_outputs], keys, key_mask=key_mask)
         else:
             attended = self.self_attention(keys, key_mask=key_mask)[:, :num_outputs]
@@ -69,13 +70,18 @@ class TransformerLayer(nn.Module):
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
-    def initial_state(self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None) -> "LayerState":
+    def initial_state(
+        self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None, *, in_place: bool = False
+    ) -> "LayerState":
         """The state before the first token; a memory is absorbed once and for all."""
+
+        def begin(attention: MultiheadAttention) -> MultiheadState:
+            return attention.prepare_decoding(batch_size) if in_place else attention.initial_state(batch_size)
+
         cross = None
         if self.cross_attention is not None and memory is not None:
-            empty = self.cross_attention.initial_state(batch_size)
-            cross = self.cross_attention.absorb(empty, memory, key_mask=memory_mask)
-        return LayerState(self.self_attention.initial_state(batch_size), cross)
+            cross = self.cross_attention.absorb(begin(self.cross_attention), memory, key_mask=memory_mask)
+        return LayerState(begin(self.self_attention), cross)
 
     def step(self, x: Tensor, state: "LayerState") -> "tuple[Tensor, LayerState]":
         """One token (B, 1, model_dim) and the next state."""
@@ -128,6 +134,11 @@ class _Stack(nn.Module):
         memory_mask: Tensor | None = None,
         num_outputs: int | None = None,
     ) -> Tensor:
+        if x.dim() != 3 or x.shape[-1] != self.config.model_dim:
+            raise ArgumentError(
+                f"x must have the shape (batch, length, {self.config.model_dim}), got {tuple(x.shape)}; "
+                "a single sequence is a batch of one: x[None]"
+            )
         for index, layer in enumerate(self.layers):
             wanted = num_outputs if index == len(self.layers) - 1 else None
             if self.config.checkpoint_layers and self.training:
@@ -142,13 +153,14 @@ class TransformerEncoder(_Stack):
 
     Args:
         config: Sizes and attention.
+        causal: Every position sees itself and the past only. `TransformerDecoder` is the same and can generate.
 
     Raises:
-        ValueError: if an attention can't be built with these sizes.
+        ValueError: if an attention can't be built with these sizes, or has no causal form where it should.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config, causal=False, cross_attention=False)
+    def __init__(self, config: EncoderConfig, *, causal: bool = False) -> None:
+        super().__init__(config, causal=causal, cross_attention=False)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None, num_outputs: int | None = None) -> Tensor:
         """Encode x (B, L, model_dim).
@@ -193,9 +205,22 @@ class TransformerDecoder(_Stack):
     def initial_state(
         self, batch_size: int, memory: Tensor | None = None, *, memory_mask: Tensor | None = None
     ) -> tuple[LayerState, ...]:
-        """The state before the first token."""
+        """The state before the first token. `step` leaves it as it is and gives another."""
+        return self._begin(batch_size, memory, memory_mask, in_place=False)
+
+    def prepare_decoding(
+        self, batch_size: int, memory: Tensor | None = None, *, memory_mask: Tensor | None = None
+    ) -> tuple[LayerState, ...]:
+        """As `initial_state`, for one generation, and faster: what is inside is changed in place by `step`, and the
+        frequencies of kernels are computed once. The parameters and the noise must stay as they are."""
+        return self._begin(batch_size, memory, memory_mask, in_place=True)
+
+    def _begin(
+        self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None, *, in_place: bool
+    ) -> tuple[LayerState, ...]:
         self._check_memory(memory)
-        return tuple(self._layer(i).initial_state(batch_size, memory, memory_mask) for i in range(len(self.layers)))
+        layers = (self._layer(index) for index in range(len(self.layers)))
+        return tuple(layer.initial_state(batch_size, memory, memory_mask, in_place=in_place) for layer in layers)
 
     def step(self, x: Tensor, state: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
         """Decode one token (B, 1, model_dim). Equal to the same position of `forward` in evaluation."""

@@ -7,11 +7,12 @@
 The factor exp(-c |x|^2) of Eq. 9 is an envelope: that of a query cancels in attention's quotient, that of a key is a
 log-weight of the key (`envelopes.py`). Constant factors (1 / sqrt R) cancel as well and are left out.
 
-A map works on one chunk of the sequence, (rows, chunk, .), and knows nothing of attention. The scores of exponential
+A map works on one chunk of the sequence and knows nothing of attention. The scores of exponential
 maps may be shifted by the caller, whose business it is to make the shift cancel. A map is registered by its name, and
 `name` stands behind a dash in the names of attentions: `gmm-rks`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
+from klformer.ops.turns import cos_and_sin_of_turns, counts_turns
 from klformer.registry import Registry
 
 
@@ -34,35 +36,27 @@ class FeatureMap(ABC):
     exponential: ClassVar[bool] = False
     #: Whether the kernel's value at distance 0 is known to be 1, so that a constant added to it has a meaning.
     takes_smoothing: ClassVar[bool] = False
-    #: Features made of each projection; F = parts R. They stand one part after the other along the rows, not side by
-    #: side: each part is contiguous, and a product with all of them is one batched matrix product of more rows.
+    #: Features made of each projection; F = parts R. They stand one part after the other.
     parts: ClassVar[int] = 1
     #: Options that every kernel with this map has, with their defaults.
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
-    def repeat(self, x: Tensor) -> Tensor:
-        """(rows, ...) -> (parts rows, ...): the same operand for every part."""
-        return x if self.parts == 1 else x.expand(self.parts, *x.shape).flatten(0, 1)
-
-    def merge(self, x: Tensor) -> Tensor:
-        """(parts rows, ...) -> (rows, ...): the sum over the parts."""
-        return x if self.parts == 1 else x.view(self.parts, x.shape[0] // self.parts, *x.shape[1:]).sum(0)
-
-    def scores(self, x: Tensor, omega: Tensor | None) -> Tensor:
-        """Projections x Omega^T of a chunk, or a copy of x for a map without frequencies."""
-        return x.clone() if omega is None else torch.bmm(x, omega.transpose(1, 2))
-
-    def scores_vjp(self, d_scores: Tensor, omega: Tensor | None) -> Tensor:
-        """Gradient of x, given that of its scores."""
-        return d_scores if omega is None else torch.bmm(d_scores, omega)
+    def unit(self, like: Tensor) -> float:
+        """What frequencies are multiplied by before the product that makes scores, on this device and precision."""
+        return 1.0
 
     @abstractmethod
-    def features(self, scores: Tensor) -> Tensor:
-        """Features (parts rows, chunk, R) of scores (rows, chunk, R). May overwrite the scores."""
+    def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
+        """Features of scores, which are in `unit`s; written to `out`, which is returned. Overwrites the scores.
+
+        Args:
+            scores: R of them along axis `dim`.
+            out: F of them along that axis.
+        """
 
     @abstractmethod
-    def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
-        """Gradient of the scores (rows, chunk, R). May overwrite `d_phi`.
+    def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
+        """Gradient of the scores, R along axis `dim`, in units of 1. Overwrites `d_phi`.
 
         Features that were multiplied by a constant may be given, with the gradient of the product.
         """
@@ -82,16 +76,22 @@ class RandomKitchenSinks(FeatureMap):
     # 1 as in the authors' code; docs/decisions.md has what happens without.
     options = MappingProxyType({"smoothing": 1.0, "learn_smoothing": False})
 
-    def features(self, scores: Tensor) -> Tensor:
-        phi = scores.new_empty(2, *scores.shape)
-        torch.cos(scores, out=phi[0])
-        torch.sin(scores, out=phi[1])
-        return phi.flatten(0, 1)
+    def unit(self, like: Tensor) -> float:
+        return 1 / math.tau if counts_turns(like) else 1.0
 
-    def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
-        cos, sin = phi.chunk(2)
-        d_cos, d_sin = d_phi.chunk(2)
-        return d_sin.mul_(cos).addcmul_(sin, d_cos, value=-1)
+    def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
+        cos, sin = out.chunk(2, dim)
+        if counts_turns(scores):
+            cos_and_sin_of_turns(scores, cos, sin)
+        else:
+            torch.cos(scores, out=cos)
+            torch.sin(scores, out=sin)
+        return out
+
+    def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
+        cos, sin = phi.chunk(2, dim)
+        d_cos, d_sin = d_phi.chunk(2, dim)
+        return (d_sin * cos).addcmul_(sin, d_cos, value=-1)
 
     def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
         weight = 1.0 if log_weight is None else log_weight.exp()
@@ -105,10 +105,10 @@ class PositiveRandomFeatures(FeatureMap):
     exponential = True
     options = MappingProxyType({"envelope": "gaussian", "norm_coefficient": 1.0})
 
-    def features(self, scores: Tensor) -> Tensor:
-        return scores.exp_()
+    def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
+        return torch.exp(scores, out=out)
 
-    def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
+    def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
         return d_phi.mul_(phi)
 
     def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
@@ -121,11 +121,11 @@ class EluPlusOne(FeatureMap):
     name = "elu"
     needs_frequencies = False
 
-    def features(self, scores: Tensor) -> Tensor:
+    def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
         # elu(x) + 1 written so that e^x keeps its digits where it is small.
-        return scores.clamp(max=0).exp_().add_(scores.clamp_(min=0))
+        return torch.clamp(scores, max=0, out=out).exp_().add_(scores.clamp_(min=0))
 
-    def vjp(self, phi: Tensor, d_phi: Tensor) -> Tensor:
+    def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
         return d_phi.mul_(phi.clamp(max=1))
 
     def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:

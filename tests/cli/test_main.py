@@ -122,7 +122,7 @@ def test_mistakes_are_one_line(home, capsys, arguments, message):
 
 
 def test_other_mistakes(home, capsys):
-    assert "is not a run" in fails(capsys, 1, "eval", "nowhere")
+    assert "there is no folder nowhere" in fails(capsys, 1, "eval", "nowhere")
     error = fails(capsys, 2, "train", "--training.batch-size", "0")
     words = " ".join(error.split())  # without the line breaks of the box
     assert "training: batch_size: Input should be greater than or equal to 1, got 0" in words

@@ -10,10 +10,11 @@ from support import relative_error
 
 import klformer
 from klformer.ops import spectral_product as op
-from klformer.ops.envelopes import gaussian_envelope
+from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import BACKENDS, decoding, spectral_product
-from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product import BACKENDS, chunked, spectral_product
+from klformer.ops.spectral_product.chunked import ChunkedBackend, few
+from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.operands import SpectralKernel
 
 BATCH, HEADS, LENGTH, KEYS, DIM, VALUES, FREQUENCIES = 2, 3, 37, 29, 5, 7, 11
@@ -22,7 +23,12 @@ CHUNKED = {f"chunked-{chunk}": chunk for chunk in (1, 7, LENGTH)}
 for _name, _chunk in CHUNKED.items():
     BACKENDS.add(_name, ChunkedBackend(_name, chunk=_chunk))
 #: Every backend that computes fast; each must give what the definition gives.
-FAST = [name for name in BACKENDS if name != "reference"]
+FAST = [name for name in BACKENDS if name not in ("reference", "inference")]
+
+
+def skip_unless_served(backend, feature_map, causal):
+    if backend == "softmax_pair" and (feature_map != "prf" or causal):
+        pytest.skip("softmax_pair is for bidirectional products of exponential maps")
 
 
 def normal(*shape, dtype=torch.float64):
@@ -51,6 +57,24 @@ def tensors(operands):
     return [t for t in operands.values() if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
+def check_against_the_definition(operands, feature_map, *, backend, causal=False, simplex=False, key_mask="random"):
+    """Results and gradients are those of the reference; one sequence of the batch has no key at all."""
+    if isinstance(key_mask, str):
+        key_mask = torch.rand(BATCH, 1, operands["k"].shape[2]) > 0.3
+        key_mask[1] = False
+    q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
+    names = ("omega", "pair_offset", "frequency_bias", "smoothing")
+    kernel = SpectralKernel(FEATURE_MAPS[feature_map], **{n: operands.get(n) for n in names}, simplex=simplex)
+    call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias, causal=causal)
+    expected, actual = op.attend(call, backend="reference"), op.attend(call, backend=backend)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    inputs, d_out = tensors(operands), torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, d_out)
+    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+    return actual
+
+
 KINDS = [
     pytest.param("rks", {"smoothing": 1.0}, id="rks"),
     pytest.param("rks", {"smoothing": 0.3, "paired": True}, id="rks-paired"),
@@ -65,17 +89,39 @@ KINDS = [
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("backend", FAST)
 def test_equals_the_definition_with_gradients(feature_map, options, causal, shared, weighted, backend):
+    skip_unless_served(backend, feature_map, causal)
     operands = problem(feature_map, keys=LENGTH if causal else KEYS, shared=shared, weighted=weighted, **options)
-    key_mask = torch.rand(BATCH, operands["k"].shape[2]) > 0.3
-    key_mask[1] = False
-    arguments = operands | {"feature_map": feature_map, "key_mask": key_mask, "causal": causal}
-    expected = spectral_product(**arguments, backend="reference")
-    actual = spectral_product(**arguments, backend=backend)
-    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
-    inputs, d_out = tensors(operands), torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, d_out)
-    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+    check_against_the_definition(operands, feature_map, backend=backend, causal=causal)
+
+
+@pytest.mark.parametrize(("feature_map", "options"), KINDS[:3])
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("backend", ["chunked", "chunked-7"])
+def test_few_queries_equal_the_definition(monkeypatch, feature_map, options, length, weighted, backend):
+    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"rks": 1, "prf": 1})
+    check_against_the_definition(
+        problem(feature_map, length=length, weighted=weighted, **options), feature_map, backend=backend
+    )
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("length", [1, 3, LENGTH])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_a_simplex_envelope_inside_the_product(monkeypatch, backend, causal, length, weighted):
+    skip_unless_served(backend, "prf", causal)
+    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"prf": 1})
+    operands = problem("prf", length=length, keys=length if causal else KEYS, weighted=weighted)
+    check_against_the_definition(operands, "prf", backend=backend, causal=causal, simplex=True)
+
+
+def test_the_simplex_envelope_is_that_of_the_envelopes():
+    operands = problem("prf")
+    inside = check_against_the_definition(operands, "prf", backend="chunked", simplex=True, key_mask=None)
+    bias = simplex_envelope(operands["k"], operands["omega"])
+    outside = spectral_product(**operands | {"key_bias": bias}, feature_map="prf")
+    torch.testing.assert_close(inside, outside, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("feature_map", "options"), KINDS)
@@ -120,7 +166,8 @@ def test_any_shape(data):
         "causal": causal,
     }
     expected = spectral_product(**arguments, backend="reference")
-    actual = spectral_product(**arguments, backend=draw(st.sampled_from(FAST)))
+    served = [name for name in FAST if name != "softmax_pair" or (feature_map == "prf" and not causal)]
+    actual = spectral_product(**arguments, backend=draw(st.sampled_from([*served, "inference"])))
     torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
 
 
@@ -176,12 +223,12 @@ def test_decoding_takes_log_weights(feature_map, options):
         smoothing=smoothing,
     )
     q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
-    sizes = {"batch_size": BATCH, "num_heads": HEADS, "head_dim": DIM, "value_dim": VALUES}
-    state = decoding.initial_state(kernel, **sizes, like=q)
+    prepared = PreparedKernel.of(kernel, num_heads=HEADS, head_dim=DIM, like=q)
+    state = prepared.initial_state(BATCH, VALUES)
     for t in range(9):
         here = slice(t, t + 1)
-        state = decoding.absorb(kernel, state, k[:, :, here], v[:, :, here], key_bias=bias[:, :, here])
-        out = decoding.read(kernel, state, q[:, :, here])
+        prepared.absorb(state, k[:, :, here], v[:, :, here], key_bias=bias[:, :, here])
+        out = prepared.read(state, q[:, :, here])
         torch.testing.assert_close(out, expected[:, :, here], atol=1e-10, rtol=1e-10)
 
 
@@ -189,11 +236,12 @@ def test_keys_without_weights_may_follow_keys_with_weights():
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     bias = torch.tensor([5.0, -3, 2, 0, 0, 0], dtype=torch.float64).expand(1, 1, 6)
     kernel = SpectralKernel(FEATURE_MAPS["rks"], torch.randn(2, 8, 4, dtype=torch.float64))
-    state = decoding.initial_state(kernel, batch_size=1, num_heads=2, head_dim=4, value_dim=4, like=q)
-    state = decoding.absorb(kernel, state, k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
-    state = decoding.absorb(kernel, state, k[:, :, 3:], v[:, :, 3:])
+    prepared = PreparedKernel.of(kernel, num_heads=2, head_dim=4, like=q)
+    state = prepared.initial_state(1, 4)
+    prepared.absorb(state, k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
+    prepared.absorb(state, k[:, :, 3:], v[:, :, 3:])
     expected = spectral_product(q, k, v, kernel.omega, feature_map="rks", key_bias=bias)
-    torch.testing.assert_close(decoding.read(kernel, state, q), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(prepared.read(state, q), expected, atol=1e-10, rtol=1e-10)
 
 
 def positive_features(std, *, length=257, dim=64, frequencies=256):
@@ -237,20 +285,19 @@ def test_smoothed_rks_is_finite_and_near_over_the_range(std, causal):
 
 def test_causal_cuts_a_chunk_only_where_it_underflows():
     # Scores that rise by 200 along the chunk: the last key is e^200 times the first for every feature.
-    length, cut_of = 64, {}
-    chunked = ChunkedBackend("chunked", chunk=length)
+    length, chunks_of = 64, {}
+    whole = ChunkedBackend("chunked", chunk=length)
     for rise in (0.0, 200.0):
         k = torch.zeros(1, 1, length, 2)
         k[..., 0] = torch.linspace(-rise, 0, length)
         q, v, omega = torch.randn(1, 1, length, 2), torch.randn(1, 1, length, 3), torch.ones(1, 5, 2)
         kernel = SpectralKernel(FEATURE_MAPS["prf"], omega)
-        out, *kept = chunked.forward(op.SpectralOperands(kernel, q, k, v, causal=True))
+        out, *kept = whole.forward(op.SpectralOperands(kernel, q, k, v, causal=True))
         doubles = (t.double() for t in (q, k, v, omega))
         expected = spectral_product(*doubles, feature_map="prf", causal=True, backend="reference")
         assert relative_error(out, expected) < 1e-4
-        cut_of[rise] = int(kept[-1].sum())
-    assert cut_of[0.0] == 1
-    assert 1 < cut_of[200.0] < 20
+        chunks_of[rise] = kept[-1].flatten().tolist()
+    assert chunks_of == {0.0: [64], 200.0: [8]}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -276,7 +323,9 @@ def test_only_gradients_that_are_needed_are_computed(monkeypatch, causal):
 
 @pytest.mark.parametrize("feature_map", ["rks", "prf"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_kept_for_backward_does_not_grow_with_the_features(feature_map, causal):
+def test_what_is_kept_for_backward_does_not_grow_with_the_features(monkeypatch, feature_map, causal):
+    monkeypatch.setattr(chunked, "KEEP_BYTES", 0)  # no sequence is short
+
     def kept(frequencies):
         sizes = []
         length = 4096
@@ -301,7 +350,12 @@ def test_the_op_passes_torchs_own_checks():
 
 def test_a_backend_is_chosen_by_name():
     operands = problem("prf")
-    for backend in BACKENDS:
+    with torch.no_grad():
+        results = [spectral_product(**operands, feature_map="prf", backend=backend) for backend in BACKENDS]
+    assert all(torch.allclose(result, results[0]) for result in results)
+    with pytest.raises(ValueError, match="backend 'inference' can't compute"):
+        spectral_product(**operands, feature_map="prf", backend="inference")
+    for backend in FAST:
         assert spectral_product(**operands, feature_map="prf", backend=backend).shape == (BATCH, HEADS, LENGTH, VALUES)
     with pytest.raises(ValueError, match="unknown backend 'chunky'; did you mean 'chunked'"):
         spectral_product(**operands, feature_map="prf", backend="chunky")

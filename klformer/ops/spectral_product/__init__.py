@@ -4,8 +4,9 @@
     kappa(q, k) = 1/R sum_r exp(frequency_bias_r) phi_r(q).phi_r(k) + smoothing
 
 `spectral_product` is the door: it checks what a user gives and hands it to a backend. `chunked` computes it in time and
-memory linear in the length; `reference` is the definition, quadratic, in plain PyTorch. `decoding` takes it apart into
-a state that absorbs keys and answers queries.
+memory linear in the length, and so does `softmax_pair` for positive features, through torch's fused attention;
+`reference` is the definition, quadratic, in plain PyTorch. `decoding` takes it apart into a state that absorbs keys and
+answers queries.
 """
 
 import math
@@ -18,9 +19,14 @@ from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.shapes import check_key_bias, check_operands
 from klformer.ops.spectral_product.backends import BACKENDS, Backend, FusedBackend, choose_backend
 from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.inference import InferenceBackend
 from klformer.ops.spectral_product.operands import SpectralKernel, SpectralOperands, check_kernel
 from klformer.ops.spectral_product.reference import ReferenceBackend
+from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
 
+# In the order in which `auto` asks.
+BACKENDS.add("inference", InferenceBackend("inference"))
+BACKENDS.add("softmax_pair", SoftmaxPairBackend("softmax_pair"))
 BACKENDS.add("chunked", ChunkedBackend("chunked"))
 BACKENDS.add("reference", ReferenceBackend())
 
@@ -67,7 +73,9 @@ def spectral_product(
         smoothing: Added to the kernel, whose value at distance 0 is 1 without a frequency_bias; "rks" only. A number,
             or one for each head, (H or 1,). Keeps denominators positive.
         causal: Query i sees keys 0 .. i only; needs L = S.
-        backend: "auto", or the name of one: "chunked" or "reference" (quadratic).
+        backend: "auto", or the name of one: "chunked", "softmax_pair" (prf that is not causal, through torch's fused
+            attention; what "auto" takes on CUDA), "inference" (nothing is kept for gradients) or "reference"
+            (quadratic).
 
     Returns:
         (B, H, L, E), in the type of `v`. Computed in float32 at least, also under autocast. Differentiable in q, k, v,

@@ -1,4 +1,4 @@
-"""Who computes the product. A backend says which calls it can serve; `auto` takes the first that can.
+"""Who computes the product. A backend says which calls it can serve and suits; `auto` takes the first that suits.
 
 A fused backend has a backward of its own and goes through one pair of torch custom ops, so that autograd and
 torch.compile see the product whole. What it keeps for backward is its own business: `empty` makes room for it.
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
-from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.derivatives import attend_plainly
 from klformer.ops.spectral_product.operands import SpectralOperands
@@ -25,6 +24,10 @@ class Backend(ABC):
     @abstractmethod
     def supports(self, operands: SpectralOperands) -> bool:
         """Whether this backend can compute the product of these operands."""
+
+    def suits(self, operands: SpectralOperands) -> bool:
+        """Whether `auto` is to take this backend, if no other comes before it."""
+        return self.supports(operands)
 
     @abstractmethod
     def attend(self, operands: SpectralOperands) -> Tensor:
@@ -45,8 +48,7 @@ class FusedBackend(Backend):
         named = operands.tensors()
         if is_transformed(*named.values()):
             return attend_plainly(operands)
-        fmap = operands.feature_map.name
-        return _forward_op(list(named.values()), ",".join(named), fmap, operands.causal, self.name)[0]
+        return _forward_op(list(named.values()), ",".join(named), operands.map_code, operands.causal, self.name)[0]
 
     @abstractmethod
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
@@ -67,13 +69,13 @@ BACKENDS: Registry[Backend] = Registry("backend")
 
 
 def choose_backend(name: str, operands: SpectralOperands) -> Backend:
-    """The backend called `name`; for "auto" the first that supports the call.
+    """The backend called `name`; for "auto" the first that suits the call.
 
     Raises:
         ArgumentError: there is no such backend, or it can't serve the call.
     """
     if name == "auto":
-        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.supports(operands))
+        return next(backend for backend in map(BACKENDS.__getitem__, BACKENDS) if backend.suits(operands))
     backend = BACKENDS[name]
     if not backend.supports(operands):
         direction = "causal" if operands.causal else "bidirectional"
@@ -90,7 +92,7 @@ def _open(
     """A call of an op as its backend takes it."""
     chosen = BACKENDS[backend]
     assert isinstance(chosen, FusedBackend)
-    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, FEATURE_MAPS[feature_map], causal=causal)
+    return chosen, SpectralOperands.from_tensors(names.split(","), tensors, feature_map, causal=causal)
 
 
 @torch.library.custom_op("klformer::spectral_product", mutates_args=())

@@ -39,11 +39,13 @@ def _attend_exponential(operands: SpectralOperands) -> Tensor:
     scores_q = operands.q.to(k.dtype) @ omega.transpose(-1, -2)
     if frequency_bias is not None:
         scores_q = scores_q + frequency_bias.unsqueeze(-2)
-    scores_k = k @ omega.transpose(-1, -2) + bias.unsqueeze(-1)  # (B, H, S, R)
+    own = k @ omega.transpose(-1, -2)
+    if operands.kernel.simplex:
+        bias = bias - own.logsumexp(-1)
+    scores_k = own + bias.unsqueeze(-1)  # (B, H, S, R)
     if not operands.causal:
         means, logs = _summary(scores_k, v)
         return (scores_q + logs.unsqueeze(-2)).softmax(-1) @ means
-    own = k @ omega.transpose(-1, -2)
     shape = scores_q.shape[:2]
     logs = scores_k.new_full((*shape, omega.shape[-2]), NOTHING)
     means = v.new_zeros(*shape, omega.shape[-2], v.shape[-1])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
-from klformer.ops.feature_maps import FeatureMap
+from klformer.ops.feature_maps import FEATURE_MAPS, FeatureMap
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class SpectralKernel:
     frequency_bias: Tensor | None = None
     #: Constant added to the kernel, (H or 1,), where the map takes one.
     smoothing: Tensor | None = None
+    #: The features of every key sum to one, for an exponential map: the envelope `simplex` of `ops/envelopes.py`.
+    simplex: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class SpectralOperands:
 
     @property
     def value_columns(self) -> int:
-        """Columns W of the weighted values: the values and a one, twice where a pair offset splits them in two."""
+        """Rows W of a state: the values and a one, twice where a pair offset splits them in two."""
         return (self.v.shape[-1] + 1) * (1 if self.kernel.pair_offset is None else 2)
 
     @property
@@ -77,6 +79,11 @@ class SpectralOperands:
         if self.feature_map.exponential:
             return self.num_projections
         return 0 if self.key_bias is None else 1
+
+    @property
+    def map_code(self) -> str:
+        """The feature map and whether keys have the simplex envelope, as text for an op; `from_tensors` reads it."""
+        return f"{self.feature_map.name} simplex" if self.kernel.simplex else self.feature_map.name
 
     def tensors(self) -> dict[str, Tensor]:
         """The operands that are there, by name."""
@@ -96,16 +103,18 @@ class SpectralOperands:
 
     @staticmethod
     def from_tensors(
-        names: Sequence[str], tensors: Sequence[Tensor], feature_map: FeatureMap, *, causal: bool
+        names: Sequence[str], tensors: Sequence[Tensor], map_code: str, *, causal: bool
     ) -> "SpectralOperands":
-        """What `tensors()` was made of."""
+        """What `tensors()` and `map_code` were made of."""
         named = dict(zip(names, tensors, strict=True))
+        feature_map, _, envelope = map_code.partition(" ")
         kernel = SpectralKernel(
-            feature_map,
+            FEATURE_MAPS[feature_map],
             omega=named.get("omega"),
             pair_offset=named.get("pair_offset"),
             frequency_bias=named.get("frequency_bias"),
             smoothing=named.get("smoothing"),
+            simplex=envelope == "simplex",
         )
         return SpectralOperands(
             kernel,

@@ -43,6 +43,9 @@ def _attend(operands: SpectralOperands) -> Tensor:
     if kernel.pair_offset is not None:
         omega = paired_frequencies(omega, kernel.pair_offset.to(dtype))
         frequency_bias = torch.cat([frequency_bias, frequency_bias], dim=-1)
+    if kernel.simplex:
+        key_sums = (k @ omega.transpose(-1, -2)).logsumexp(-1).unsqueeze(-2)
+        log_weights = (log_weights - key_sums).masked_fill(~visible, -torch.inf)
     if kernel.feature_map.exponential:
         return attention_from_log_kernel(log_positive_kernel(q, k, omega, frequency_bias), log_weights, v)
     cosines = cosine_kernel(q, k, omega, frequency_bias)

@@ -1,17 +1,22 @@
 """The product in cache-sized chunks of plain PyTorch: every map, causal and not, on any device.
 
 Memory is O(L (D + E)) whatever the number of features is: features are made chunk by chunk, and made again in backward.
+Short sequences, whose features take no more than KEEP_BYTES in all, keep them instead where making them is dear.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Literal
 
 from torch import Tensor
 
 from klformer.ops.spectral_product.backends import FusedBackend
-from klformer.ops.spectral_product.chunked import bidirectional, causal
-from klformer.ops.spectral_product.chunked.residuals import Residuals
-from klformer.ops.spectral_product.chunked.tiling import default_chunk
+from klformer.ops.spectral_product.chunked import causal, few, plain, positive
+from klformer.ops.spectral_product.chunked.tiling import causal_cut, cut
 from klformer.ops.spectral_product.operands import SpectralOperands
+
+Recompute = Literal["auto", "always", "never"]
+#: Features of queries and keys together that a call may keep for its backward.
+KEEP_BYTES = 32 * 2**20
 
 
 class ChunkedBackend(FusedBackend):
@@ -21,28 +26,50 @@ class ChunkedBackend(FusedBackend):
         name: What it is registered as.
         chunk: Tokens worked on at a time; chosen by size and device if None. Changes speed, and results only by
             rounding.
+        recompute: Whether backward makes the features of a bidirectional RKS product again. "auto" keeps them if they
+            fit KEEP_BYTES.
     """
 
-    def __init__(self, name: str, *, chunk: int | None = None) -> None:
+    def __init__(self, name: str, *, chunk: int | None = None, recompute: Recompute = "auto") -> None:
         super().__init__(name)
         self._chunk = chunk
+        self._recompute = recompute
 
     def supports(self, operands: SpectralOperands) -> bool:
         return True
 
-    def chunk(self, operands: SpectralOperands) -> int:
-        return default_chunk(operands) if self._chunk is None else self._chunk
-
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
-        room = causal.empty(operands, self.chunk(operands)) if operands.causal else bidirectional.empty(operands)
-        return room.as_list()
+        if operands.causal:
+            return causal.empty(operands, causal_cut(operands, chunk=self._chunk))
+        if few.serves(operands):
+            return few.empty(operands)
+        if operands.feature_map.exponential:
+            return positive.empty(operands)
+        return plain.empty(operands, keep=self._keeps(operands))
 
     def forward(self, operands: SpectralOperands) -> list[Tensor]:
-        direction = causal if operands.causal else bidirectional
-        return direction.forward(operands, self.chunk(operands)).as_list()
+        if operands.causal:
+            return causal.forward(operands, causal_cut(operands, chunk=self._chunk))
+        pieces = cut(operands, chunk=self._chunk)
+        if few.serves(operands):
+            return few.forward(operands, pieces)
+        if operands.feature_map.exponential:
+            return positive.forward(operands, pieces)
+        return plain.forward(operands, pieces, keep=self._keeps(operands))
 
     def backward(
         self, operands: SpectralOperands, saved: Sequence[Tensor], d_out: Tensor, needed: Collection[str]
     ) -> dict[str, Tensor]:
-        direction = causal if operands.causal else bidirectional
-        return direction.backward(operands, Residuals.from_list(saved), d_out, needed, self.chunk(operands))
+        if operands.causal:
+            return causal.backward(operands, list(saved), d_out, needed, causal_cut(operands, chunk=self._chunk))
+        way = few if few.serves(operands) else positive if operands.feature_map.exponential else plain
+        return way.backward(operands, list(saved), d_out, needed, cut(operands, chunk=self._chunk))
+
+    def _keeps(self, operands: SpectralOperands) -> bool:
+        if self._recompute != "auto":
+            return self._recompute == "never"
+        batch, heads, length, _ = operands.q.shape
+        tokens = batch * heads * (length + operands.k.shape[2])
+        return (
+            operands.kernel.omega is not None and tokens * operands.num_features * operands.dtype.itemsize <= KEEP_BYTES
+        )

@@ -1,216 +1,193 @@
-"""The linear-time product with a causal mask: chunks of the sequence with a carried state.
+"""The linear-time product with a causal mask: chunks of the sequence with a carried state, many chunks at a time.
 
 Within a chunk the scores are an ordinary (chunk, chunk) matrix under a triangular mask; everything before the chunk
-is in the state. Forward keeps the state only once every CHUNKS_PER_CHECKPOINT chunks; backward goes through these
-stretches from last to first, carrying the states forward again inside a stretch and the gradient of the state backward.
+is in the state. A block is some chunks that are worked on as one batch, so that the number of calls does not grow with
+the number of chunks; only the states of its chunks are added up one after the other. Forward keeps the state before
+each block; backward goes through the blocks from last to first, makes the features of a block again, and carries the
+gradient of the state backward.
 
 Exponential maps: a chunk's features refer to the largest key score up to the end of the chunk, feature by feature. A
 key that stands late in the chunk and is larger by far than what came before would make the earlier ones underflow for
-the earlier queries, which do not see it. That shows as a tiny denominator; such a chunk is cut in two and each half
-done by itself, down to single tokens, where the denominator is at least 1. The log-weights of keys of other maps are
-treated alike: a chunk in which they rise too far is cut. Backward uses the same cuts.
+the earlier queries, which do not see it. That shows as a tiny denominator. It is looked for once, after all blocks; if
+it is there, the tile is done again, and every block where it shows with chunks of 8, then of 1, where the denominator
+is at least 1. The log-weights of keys of other maps are treated alike: they may not rise too far inside a chunk.
+Backward uses the same chunks.
+
+Tokens stand first, (n, tokens, F), so that a block is n * chunks matrices without a copy; values stand first in a
+state, (W, F), with a row of ones as in `plain`. Scores of exponential maps are to base 2 as in `positive`.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from klformer.ops.spectral_product.chunked.chunk import (
-    KeyChunk,
-    divide,
-    empty_state,
-    key_chunk,
-    key_scores,
-    largest_of_chunk,
-    query_features,
-    query_scores,
-    subtract_largest,
-)
-from klformer.ops.spectral_product.chunked.modulation import demodulate, modulate, modulate_vjp
-from klformer.ops.spectral_product.chunked.residuals import Gradients, Residuals, TileGradients
-from klformer.ops.spectral_product.chunked.tiling import Tile, chunk_bounds, tiles
+from klformer.ops.spectral_product.chunked.block import Block, Carried
+from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
+from klformer.ops.spectral_product.chunked.tiling import Cut, Tile, tiles
 from klformer.ops.spectral_product.operands import SpectralOperands
-from klformer.ops.spectral_product.state import NO_KEY, KeyValueState
+from klformer.ops.spectral_product.state import NO_KEY
 
-CHUNKS_PER_CHECKPOINT = 16
-#: Log-weights of keys may rise by so much inside a chunk: exp(-40) is far above the smallest number.
-MAX_RISE = 40.0
-
-
-def empty(operands: SpectralOperands, chunk: int) -> Residuals:
-    """Room for what `forward` gives."""
-    num_states = -(-operands.q.shape[2] // (chunk * CHUNKS_PER_CHECKPOINT))
-    return Residuals.empty(operands, num_states=num_states, segmented=operands.num_shifts > 0)
-
-
-def forward(operands: SpectralOperands, chunk: int) -> Residuals:
-    """The normalised product of every query with the keys up to its own position."""
-    saved = empty(operands, chunk)
-    saved.starts.zero_()
-    for tile in tiles(operands, chunk):
-        state = empty_state(tile)
-        for index, (start, stop) in enumerate(chunk_bounds(operands.q.shape[2], chunk)):
-            if index % CHUNKS_PER_CHECKPOINT == 0:
-                saved.save_state(tile, state, index // CHUNKS_PER_CHECKPOINT)
-            pending = [(start, stop)]
-            while pending:
-                segment = pending.pop()
-                advanced = _forward_segment(tile, state, saved, *segment)
-                if advanced is None:
-                    middle = (segment[0] + segment[1]) // 2
-                    pending += [(middle, segment[1]), (segment[0], middle)]
-                    continue
-                state = advanced
-                if operands.num_shifts:
-                    saved.starts[tile.rows, segment[0]] = True
-    return saved
-
-
-def _forward_segment(
-    tile: Tile, before: KeyValueState, saved: Residuals, start: int, stop: int
-) -> KeyValueState | None:
-    """Write the results of a segment and return what comes after it; None, changing nothing, if it must be cut."""
-    fmap = tile.feature_map
-    if stop - start > 1 and _rises_too_far(tile, before, start, stop):
-        return None
-    keys, queries = tile.keys(start, stop), tile.queries(start, stop)
-    scores = key_scores(tile, keys, start, stop)
-    largest = largest_of_chunk(tile, scores, start, stop)
-    # The state is added to in place; only what may still be cut needs a copy.
-    state = before.clone() if fmap.exponential else before
-    if largest is not None:
-        state.raise_shift(fmap, largest)
-    chunk = key_chunk(tile, keys, scores, state.shift, start, stop)
-    scores_q = query_scores(tile, queries, state.shift)
-    query_shift = subtract_largest(tile, scores_q)
-    phi_q = query_features(tile, scores_q)
-    modulated = chunk.modulated()
-    pairs = fmap.merge(torch.bmm(phi_q, chunk.phi.transpose(1, 2))).tril_()
-    product = fmap.merge(torch.bmm(phi_q, state.product)).baddbmm_(pairs, modulated)
-    product, slope = demodulate(product, tile.angle(queries))
-    if tile.smoothing is not None:
-        product.addcmul_(chunk.values.cumsum(1).add_(state.total), tile.smoothing)
-    attended = divide(product, slope, query_shift)
-    if fmap.exponential and stop - start > 1 and _underflowed(tile, before, attended.denominator, start, stop):
-        return None
-    saved.store(attended, tile, start, stop)
-    state.product.baddbmm_(chunk.phi.transpose(1, 2), fmap.repeat(modulated))
-    if tile.smoothing is not None:
-        state.total += chunk.values.sum(1, keepdim=True)
-    return state
-
-
-def _rises_too_far(tile: Tile, before: KeyValueState, start: int, stop: int) -> bool:
-    """Whether the log-weights of keys of a map that is not exponential rise so far that early ones may be lost."""
-    bias = None if tile.feature_map.exponential else tile.key_bias(start, stop)
-    if bias is None:
-        return False
-    so_far = torch.maximum(bias.cummax(1).values, before.shift)
-    rise = so_far[:, -1:] - so_far
-    # Where there was no key yet, there is nothing to lose.
-    return bool(((rise > MAX_RISE) & (so_far > NO_KEY)).any())
-
-
-def _underflowed(tile: Tile, before: KeyValueState, denominator: Tensor, start: int, stop: int) -> bool:
-    """Whether a query that has a key got so small a denominator that terms of it may have been lost."""
-    tiny = denominator < torch.finfo(denominator.dtype).tiny ** 0.5
-    dropped = tile.dropped(start, stop)
-    if dropped is not None:
-        tiny &= (before.shift[..., :1] > NO_KEY) | (~dropped).cumsum(1).bool()
-    return bool(tiny.any())
+#: Tokens of the chunks that a block is done with again, where those before were too long.
+SHORTER_CHUNKS = (8, 1)
 
 
 @dataclass
-class _Segment:
-    """A segment of the stretch that backward is in, and what was carried into it, referring to its own shift."""
+class Residuals:
+    """The result, and what backward needs besides the operands. Rows are (batch, head) pairs, B * H of them."""
 
-    start: int
-    stop: int
-    chunk: KeyChunk
-    state: KeyValueState
-    factor: Tensor | None  # by which the state before became smaller, (n, 1, R or 1)
+    out: Tensor  # (B, H, L, E)
+    denominator: Tensor  # (B * H, 1, L)
+    query_shift: Tensor  # (B * H, L, 1) largest score of each query; L = 0 where the map needs none
+    state: Tensor  # (B * H, blocks, W, F) before each block
+    total: Tensor  # (B * H, blocks, E + 1, 1); no blocks without smoothing
+    key_shift: Tensor  # (B * H, blocks, shifts)
+    chunk: Tensor  # (B * H, blocks) tokens of the chunks
+
+    @staticmethod
+    def empty(operands: SpectralOperands, cut: Cut) -> "Residuals":
+        batch, heads, length, _ = operands.q.shape
+        rows, blocks = batch * heads, len(list(_blocks(length, cut)))
+
+        def empty(*shape: int, dtype: torch.dtype = operands.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=operands.q.device)
+
+        return Residuals(
+            out=empty(batch, heads, length, operands.v.shape[-1], dtype=operands.v.dtype),
+            denominator=empty(rows, 1, length),
+            query_shift=empty(rows, length if operands.feature_map.exponential else 0, 1),
+            state=empty(rows, blocks, operands.value_columns, operands.num_features),
+            total=empty(rows, blocks if operands.kernel.smoothing is not None else 0, operands.v.shape[-1] + 1, 1),
+            key_shift=empty(rows, blocks, operands.num_shifts),
+            chunk=empty(rows, blocks, dtype=torch.int64),
+        )
+
+    def save(self, tile: Tile, carried: Carried, index: int) -> None:
+        """Keep what is carried into a block."""
+        self.state[tile.rows, index], self.key_shift[tile.rows, index : index + 1] = carried.state, carried.shift
+        if tile.smoothing is not None:
+            self.total[tile.rows, index] = carried.total
+
+    def load(self, tile: Tile, index: int) -> Carried:
+        """What was carried into a block; without smoothing its total is empty."""
+        total = self.state.new_empty(0) if tile.smoothing is None else self.total[tile.rows, index]
+        return Carried(self.state[tile.rows, index], total, self.key_shift[tile.rows, index : index + 1])
+
+    def as_list(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def _blocks(length: int, cut: Cut) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the blocks: whole chunks as far as they go, then what is left."""
+    whole = length - length % cut.chunk
+    for start in range(0, whole, cut.block):
+        yield start, min(start + cut.block, whole)
+    if whole < length:
+        yield whole, length
+
+
+def _pieces(start: int, stop: int, chunk: int, cut: Cut) -> Iterator[tuple[int, int]]:
+    """A block in parts that take no more memory with shorter chunks, of which there are more states."""
+    step = max(chunk, cut.block * chunk // cut.chunk)
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def _carried_before(tile: Tile) -> Carried:
+    """What is carried into the first block."""
+    operands = tile.operands
+    shift = tile.new_zeros(1, operands.num_shifts).fill_(NO_KEY)
+    state, total = (
+        tile.new_zeros(operands.value_columns, operands.num_features),
+        tile.new_zeros(operands.v.shape[-1] + 1, 1),
+    )
+    return Carried(state, total, shift)
+
+
+def empty(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
+    """Room for what `forward` gives."""
+    return Residuals.empty(operands, cut).as_list()
+
+
+def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
+    """The result, and what backward needs."""
+    saved = Residuals.empty(operands, cut)
+    saved.chunk.fill_(cut.chunk)
+    for tile in tiles(operands, cut.rows):
+        lost, carried = [], _carried_before(tile)
+        for index, (start, stop) in enumerate(_blocks(operands.q.shape[2], cut)):
+            carried, lost_here = _forward_block(tile, saved, carried, index, start, stop, cut)
+            lost.append(lost_here)
+        if operands.num_shifts and lost and bool(torch.stack(lost).any()):
+            _forward_carefully(tile, saved, cut)
+    return saved.as_list()
+
+
+def _forward_carefully(tile: Tile, saved: Residuals, cut: Cut) -> None:
+    """Do a tile again, each block with chunks that are short enough."""
+    carried = _carried_before(tile)
+    for index, (start, stop) in enumerate(_blocks(tile.operands.q.shape[2], cut)):
+        for chunk in (cut.chunk, *(shorter for shorter in SHORTER_CHUNKS if shorter < cut.chunk)):
+            if (stop - start) % chunk and chunk != cut.chunk:
+                continue
+            saved.chunk[tile.rows, index] = chunk
+            after, lost = _forward_block(tile, saved, carried, index, start, stop, cut, chunk)
+            if not bool(lost):
+                break
+        carried = after
+
+
+def _forward_block(
+    tile: Tile,
+    saved: Residuals,
+    carried: Carried,
+    index: int,
+    start: int,
+    stop: int,
+    cut: Cut,
+    chunk: int | None = None,
+) -> tuple[Carried, Tensor]:
+    """Write the results of a block; returns what is carried on, and whether anything may have been lost."""
+    rows, chunk = tile.rows, cut.chunk if chunk is None else chunk
+    saved.save(tile, carried, index)
+    lost = torch.zeros((), dtype=torch.bool, device=saved.out.device)
+    for first, last in _pieces(start, stop, chunk, cut):
+        block = Block(tile, first, last, chunk, carried)
+        out, denominator = block.attend()
+        saved.out.flatten(0, 1)[rows, first:last] = out
+        saved.denominator[rows, :, first:last] = denominator
+        if block.query_shift is not None:
+            saved.query_shift[rows, first:last] = block.query_shift
+        if tile.operands.num_shifts and chunk > 1:
+            lost |= block.loses(denominator, carried)
+        carried = block.after
+    return carried, lost
 
 
 def backward(
-    operands: SpectralOperands, saved: Residuals, d_out: Tensor, needed: Collection[str], chunk: int
+    operands: SpectralOperands, saved_list: list[Tensor], d_out: Tensor, needed: Collection[str], cut: Cut
 ) -> dict[str, Tensor]:
     """Gradients of the operands that are needed."""
-    gradients = Gradients(operands, needed)
-    length, stretch = operands.q.shape[2], chunk * CHUNKS_PER_CHECKPOINT
-    for tile in tiles(operands, chunk):
+    gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
+    chunks = saved.chunk.tolist()
+    blocks = list(enumerate(_blocks(operands.q.shape[2], cut)))
+    for tile in tiles(operands, cut.rows):
         collect = TileGradients(tile, gradients)
-        d_state = empty_state(tile)  # of the product and the total
-        for index in reversed(range(saved.product.shape[2])):
-            bounds = list(_segment_bounds(saved, tile, index * stretch, min((index + 1) * stretch, length), chunk))
-            for segment in reversed(_segments_of_stretch(tile, saved, index, bounds)):
-                _backward_segment(tile, segment, d_out, saved, d_state, collect)
+        d_carried = _carried_before(tile)
+        for index, (start, stop) in reversed(blocks):
+            chunk = chunks[tile.rows.start][index]
+            carried, pieces = saved.load(tile, index), []
+            for first, last in _pieces(start, stop, chunk, cut):
+                pieces.append((first, last, carried))
+                if last < stop:
+                    carried = Block(tile, first, last, chunk, carried, with_queries=False).after
+            for first, last, before in reversed(pieces):
+                shift = saved.query_shift[tile.rows, first:last] if operands.feature_map.exponential else None
+                block = Block(tile, first, last, chunk, before, query_shift=shift)
+                out = tile.chunk(saved.out, first, last)
+                d_carried = block.backward(
+                    collect, tile.chunk(d_out, first, last), out, saved.denominator[tile.rows, :, first:last], d_carried
+                )
         collect.finish()
     return gradients.by_name
-
-
-def _segment_bounds(saved: Residuals, tile: Tile, start: int, stop: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """The segments that forward worked in between two positions."""
-    if not tile.operands.num_shifts:
-        for first, last in chunk_bounds(stop - start, chunk):
-            yield start + first, start + last
-        return
-    starts = saved.starts[tile.rows.start, start:stop].nonzero().flatten().add_(start).tolist()
-    yield from zip(starts, [*starts[1:], stop], strict=True)
-
-
-def _segments_of_stretch(tile: Tile, saved: Residuals, index: int, bounds: list[tuple[int, int]]) -> list[_Segment]:
-    """Carry the state forward through a stretch again, from its checkpoint."""
-    fmap, state, segments = tile.feature_map, saved.load_state(tile, index), []
-    for start, stop in bounds:
-        keys = tile.keys(start, stop)
-        scores = key_scores(tile, keys, start, stop)
-        largest = largest_of_chunk(tile, scores, start, stop)
-        factor = None if largest is None else state.raise_shift(fmap, largest)
-        chunk = key_chunk(tile, keys, scores, state.shift, start, stop)
-        segments.append(_Segment(start, stop, chunk, state.clone(), factor))
-        state.product.baddbmm_(chunk.phi.transpose(1, 2), fmap.repeat(chunk.modulated()))
-        if tile.smoothing is not None:
-            state.total += chunk.values.sum(1, keepdim=True)
-    return segments
-
-
-def _backward_segment(
-    tile: Tile, segment: _Segment, d_out: Tensor, saved: Residuals, d_state: KeyValueState, collect: TileGradients
-) -> None:
-    """Gradients of one segment. `d_state` comes as that of what it carries out, and leaves as that of what is carried
-    in."""
-    fmap, start, stop, chunk = tile.feature_map, segment.start, segment.stop, segment.chunk
-    queries = tile.queries(start, stop)
-    scores_q = query_scores(tile, queries, segment.state.shift)
-    if fmap.exponential:
-        scores_q -= saved.query_shift[tile.rows, start:stop]
-    phi_q = query_features(tile, scores_q)
-    modulated = chunk.modulated()
-    d_product, d_query_angle = saved.product_gradient(tile, d_out, start, stop)
-    d_modulated = modulate(d_product, tile.angle(queries))
-
-    pairs = fmap.merge(torch.bmm(phi_q, chunk.phi.transpose(1, 2))).tril_()
-    d_pairs = torch.bmm(d_modulated, modulated.transpose(1, 2)).tril_()
-    d_weighted = fmap.merge(torch.bmm(chunk.phi, d_state.product)).baddbmm_(pairs.transpose(1, 2), d_modulated)
-    d_modulated, modulated, d_pairs = (fmap.repeat(x) for x in (d_modulated, modulated, d_pairs))
-    d_phi_q = torch.bmm(d_modulated, segment.state.product.transpose(1, 2)).baddbmm_(d_pairs, chunk.phi)
-    d_phi_k = torch.bmm(modulated, d_state.product.transpose(1, 2)).baddbmm_(d_pairs.transpose(1, 2), phi_q)
-    d_values, d_key_angle = modulate_vjp(chunk.values, d_weighted, chunk.angle)
-    if tile.smoothing is not None:
-        if collect.needs_smoothing:
-            collect.add_smoothing(d_product, chunk.values.cumsum(1).add_(segment.state.total))
-        # Every key is in the totals of its own and all later queries. Added up from the end: a difference of two sums
-        # would lose the later ones beside larger earlier ones.
-        from_here = d_product.flip(1).cumsum(1).flip(1).add_(d_state.total)
-        d_values.addcmul_(from_here, tile.smoothing)
-        d_state.total = from_here[:, :1]
-
-    d_state.product.baddbmm_(phi_q.transpose(1, 2), d_modulated)
-    if segment.factor is not None:
-        d_state.product.mul_(fmap.repeat(segment.factor.transpose(1, 2)))
-        if not fmap.exponential:
-            d_state.total.mul_(segment.factor)
-    collect.store_queries(queries, phi_q, d_phi_q, d_query_angle, start, stop)
-    collect.store_keys(chunk, d_phi_k, d_values, d_key_angle, start)

@@ -1,12 +1,13 @@
 """How the product is cut up: tiles of (batch, head) rows, chunks of the sequence, and the operands of each piece.
 
 A tile is a few (batch, head) rows that are worked on together; the sequence of a tile is walked through in chunks.
-Both are sized so that the features of a chunk stay in cache, and nothing that is made for a chunk outlives it. `Tile`
-hands out the operands of a chunk ready for use: in the working precision, padding removed, and values with their
-column of ones.
+Both are sized so that the features of a chunk stay in cache, and nothing that is made for a chunk outlives it: the
+scores of all chunks of a tile are written to the same memory (`Scratch`). `Tile` hands out the operands of a chunk
+ready for use: in the working precision, padding removed.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,28 +15,62 @@ from torch import Tensor
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 #: Features of one chunk of a tile, in bytes: what the caches hold on a CPU, what keeps a GPU busy.
-CPU_CHUNK_BYTES = 2 * 2**20
+CPU_CHUNK_BYTES = 2**20
 GPU_CHUNK_BYTES = 64 * 2**20
-#: Chunk lengths in tokens: below the first, calls cost more than arithmetic; above the second, nothing is gained.
+#: Tokens of a chunk on a CPU: below the first, calls cost more than arithmetic; above the second, nothing is gained.
 MIN_CHUNK, MAX_CHUNK = 32, 1024
+#: Chunk lengths of the causal product: the first that is not below the number of values, or the last.
+CAUSAL_CHUNKS = (32, 64)
+#: A state is kept for every so many tokens of the causal product, or fewer states.
+CHECKPOINT_TOKENS = 2048
+#: Rows of a tile that a chunk leaves room for, where there are as many.
+ROWS = 4
 
 
-def default_chunk(operands: SpectralOperands) -> int:
-    """Tokens a chunk, so that the features of one chunk fit the budget of the device."""
-    device, num_features = operands.q.device, operands.num_features
-    if operands.causal:
+@dataclass(frozen=True)
+class Cut:
+    """How a call is cut up."""
+
+    #: Tokens a chunk.
+    chunk: int
+    #: (batch, head) rows a tile.
+    rows: int
+    #: Tokens of the causal product that are worked on together, a multiple of the chunk.
+    block: int = 0
+
+
+def cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
+    """Pieces whose features fit the budget of the device; `chunk` tokens each if given."""
+    budget = _budget(operands.q.device)
+    per_token = operands.num_features * operands.dtype.itemsize
+    rows = max(1, operands.q.shape[0] * operands.q.shape[1])
+    if chunk is None:
+        on_cpu = operands.q.device.type == "cpu"
+        chunk = max(MIN_CHUNK, budget // (per_token * min(rows, ROWS if on_cpu else rows)))
+        chunk = min(chunk, MAX_CHUNK) if on_cpu else chunk
+        chunk = min(chunk, max(1, operands.q.shape[2], operands.k.shape[2]))
+    return Cut(chunk, max(1, budget // (per_token * chunk)))
+
+
+def causal_cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
+    """Blocks of chunks whose features fit the budget of the device; chunks of `chunk` tokens if given."""
+    # Twice as much as without causality: a block has more calls, of small matrices.
+    budget, num_values = 2 * _budget(operands.q.device), operands.v.shape[-1]
+    if chunk is None:
         # The (chunk, chunk) scores cost as much as the state where a chunk is as long as a value is wide.
-        return 64 if device.type == "cpu" and num_features >= 256 else 128
-    rows = operands.q.shape[0] * operands.q.shape[1]
-    length = max(operands.q.shape[2], operands.k.shape[2])
-    tokens = _budget(device) // (4 * num_features * max(1, min(rows, 8)))
-    return min(max(MIN_CHUNK, tokens), MAX_CHUNK, max(1, length))
+        chunk = next(size for size in CAUSAL_CHUNKS if size >= num_values or size == CAUSAL_CHUNKS[-1])
+    per_token = operands.num_features * operands.dtype.itemsize
+    length = max(1, operands.q.shape[2])
+    tokens = min(
+        max(CHECKPOINT_TOKENS, budget // (per_token * max(1, operands.q.shape[0] * operands.q.shape[1]))), length
+    )
+    block = max(1, tokens // chunk) * chunk
+    return Cut(chunk, max(1, budget // (per_token * min(block, length))), block)
 
 
-def tiles(operands: SpectralOperands, chunk: int) -> "Iterator[Tile]":
+def tiles(operands: SpectralOperands, rows: int) -> "Iterator[Tile]":
     """The (batch, head) rows in groups; a group is whole batch entries, or some heads of one."""
     batch, heads = operands.q.shape[:2]
-    rows = max(1, _budget(operands.q.device) // (chunk * operands.num_features * operands.dtype.itemsize))
     if rows >= heads:
         step = max(1, rows // max(1, heads))
         for start in range(0, batch, step):
@@ -74,7 +109,6 @@ class Tile:
             # The features leave out the factor 1/R, so that the constant takes R: a common factor cancels.
             self.smoothing = self.smoothing.unsqueeze(-1) * operands.num_projections  # (n, 1, 1)
         self._dropped = None if operands.key_mask is None else ~self._per_key(operands.key_mask)
-        self._bias = self._log_weights()
 
     def _per_row(self, parameter: Tensor | None, unsqueeze: int | None = None) -> Tensor | None:
         """(H or 1, ...) -> (n, ...) in the working precision."""
@@ -91,18 +125,19 @@ class Tile:
         rows = batch[:, self._heads] if tensor.shape[1] > 1 else batch
         return rows.expand(self._num_batch, self._num_heads, tensor.shape[2]).reshape(self.num_rows, -1, 1)
 
-    def _log_weights(self) -> Tensor | None:
-        """The keys' log-weights (n, S, 1), -inf where there is no key; None where all are 0 and there.
-
-        Padding of a map that is not exponential is left to the values, which are 0 there.
-        """
+    def log_weights(self) -> Tensor | None:
+        """The keys' log-weights (n, S, 1), -inf where there is no key; None where all are 0 and there."""
         bias = self.operands.key_bias
-        if bias is None and (self._dropped is None or not self.feature_map.exponential):
+        if bias is None and self._dropped is None:
             return None
         if bias is None:
             bias = self.operands.k.new_zeros(1, 1, 1).expand(1, 1, self.operands.k.shape[2])
         rows = self._per_key(bias).to(self.operands.dtype)
         return rows if self._dropped is None else rows.masked_fill(self._dropped, -torch.inf)
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        """Zeros (n, *shape) in the working precision."""
+        return self.operands.q.new_zeros(self.num_rows, *shape, dtype=self.operands.dtype)
 
     def add_to_parameter(self, gradient: Tensor, rows: Tensor) -> None:
         """Add the gradients of the rows (n, ...) to that of the parameter they came from, (H or 1, ...)."""
@@ -132,33 +167,48 @@ class Tile:
         """True where a key is padding, (n, chunk, 1); None where no key can be."""
         return None if self._dropped is None else self._dropped[:, start:stop]
 
-    def key_bias(self, start: int, stop: int) -> Tensor | None:
-        """Log-weights of a chunk of keys, (n, chunk, 1), -inf for padding; None where there are none."""
-        return None if self._bias is None else self._bias[:, start:stop]
-
     def queries(self, start: int, stop: int) -> Tensor:
         return self.chunk(self.operands.q, start, stop)
 
     def keys(self, start: int, stop: int) -> Tensor:
         """Keys of a chunk, padding replaced by zeros."""
-        keys = self.chunk(self.operands.k, start, stop)
-        dropped = self.dropped(start, stop)
-        return keys if dropped is None else keys.masked_fill(dropped, 0)
+        return self._kept(self.chunk(self.operands.k, start, stop), start, stop)
 
     def values(self, start: int, stop: int) -> Tensor:
-        """[v, 1] of a chunk, (n, chunk, E + 1), padding replaced by zeros."""
-        piece = self.operands.v[self._batch, self._heads, start:stop]
-        num_values = piece.shape[-1]
-        values = torch.empty(*piece.shape[:3], num_values + 1, dtype=self.operands.dtype, device=piece.device)
-        values[..., :num_values] = piece
-        values[..., num_values] = 1
-        values = values.view(self.num_rows, stop - start, num_values + 1)
-        dropped = self.dropped(start, stop)
-        return values if dropped is None else values.masked_fill_(dropped, 0)
+        """Values of a chunk, padding replaced by zeros."""
+        return self._kept(self.chunk(self.operands.v, start, stop), start, stop)
 
-    def angle(self, x: Tensor) -> Tensor | None:
-        """x.offset, (n, chunk, 1), where frequencies come in pairs omega + offset and omega - offset."""
-        return None if self.pair_offset is None else (x * self.pair_offset).sum(-1, keepdim=True)
+    def _kept(self, x: Tensor, start: int, stop: int) -> Tensor:
+        dropped = self.dropped(start, stop)
+        return x if dropped is None else x.masked_fill(dropped, 0)
+
+
+class Scratch:
+    """Memory of chunks, used again by every chunk of a tile.
+
+    Args:
+        tile: Whose rows and precision it has.
+        chunk: The longest chunk.
+        width: Numbers a token.
+    """
+
+    def __init__(self, tile: Tile, chunk: int, width: int) -> None:
+        self._width, self._rows = width, tile.num_rows
+        self._flat = tile.operands.q.new_empty(tile.num_rows * chunk * width, dtype=tile.operands.dtype)
+
+    def tokens_first(self, length: int) -> Tensor:
+        """(n, length, width), uninitialised."""
+        return self._flat[: self._rows * length * self._width].view(self._rows, length, self._width)
+
+    def features_first(self, length: int) -> Tensor:
+        """(n, width, length), uninitialised."""
+        return self._flat[: self._rows * length * self._width].view(self._rows, self._width, length)
+
+
+def with_column(x: Tensor, *columns: Tensor | float) -> Tensor:
+    """x (n, length, width) with more columns: tensors (n, length, 1), or numbers."""
+    given = [c if isinstance(c, Tensor) else x.new_full((1, 1, 1), c).expand(*x.shape[:2], 1) for c in columns]
+    return torch.cat([x, *given], dim=-1)
 
 
 def chunk_bounds(length: int, chunk: int) -> Iterator[tuple[int, int]]:

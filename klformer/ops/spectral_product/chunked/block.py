@@ -1,0 +1,327 @@
+"""One block of the causal product: m chunks of c tokens of n rows, worked on as n m matrices.
+
+    pairs_ji = phi(k_j).phi(q_i) for j <= i in the same chunk, otherwise 0
+    [numerator, denominator] = state phi(q) + [v, 1] pairs
+    state of the next chunk = factor (state + [v, 1] phi(k)^T)
+
+The factor is by how much a state becomes smaller where it refers to a larger shift.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from klformer.ops.spectral_product.chunked.gradients import TileGradients
+from klformer.ops.spectral_product.chunked.modulation import demodulate, modulate, turned
+from klformer.ops.spectral_product.chunked.plain import angle, frequency_weights, reciprocal, store, weighted_values
+from klformer.ops.spectral_product.chunked.positive import LOG2_E, log_sum
+from klformer.ops.spectral_product.chunked.tiling import Tile, with_column
+from klformer.ops.spectral_product.state import NO_KEY
+
+#: Log-weights of keys may rise by so much inside a chunk: exp(-40) is far above the smallest number.
+MAX_RISE = 40.0
+
+
+@dataclass
+class Carried:
+    """What is carried from block to block."""
+
+    state: Tensor  # (n, W, F)
+    total: Tensor  # (n, E + 1, 1), the sum of the weighted values, for the smoothing
+    shift: Tensor  # (n, 1, R) for exponential maps, (n, 1, 1) for others with log-weights, (n, 1, 0) without
+
+
+class Block:
+    """Features and states of a block.
+
+    Args:
+        tile: The rows.
+        start: First token.
+        stop: Token after the last; a multiple of `chunk` after the first, or not more than one chunk.
+        chunk: Tokens c of a chunk.
+        carried: What comes before.
+        query_shift: The largest score of each query (n, T, 1), if it is known.
+        with_queries: Whether anything will be read; otherwise only states are made.
+    """
+
+    def __init__(
+        self,
+        tile: Tile,
+        start: int,
+        stop: int,
+        chunk: int,
+        carried: Carried,
+        *,
+        query_shift: Tensor | None = None,
+        with_queries: bool = True,
+    ) -> None:
+        self.tile, self.start, self.stop = tile, start, stop
+        length = stop - start
+        self.chunk = min(chunk, length)
+        self.num_chunks = length // self.chunk
+        self.query_shift = query_shift
+        #: With a simplex envelope the features of a key, which sum to one, (n, T, R).
+        self._shares: Tensor | None = None
+        bias = tile.log_weights()
+        self._bias = None if bias is None else bias[:, start:stop]
+        self.keys, self._values = tile.keys(start, stop), tile.values(start, stop)
+        self._absorb(carried)
+        if with_queries:
+            self.queries = tile.queries(start, stop)
+            self.phi_q = self._batch(self._query_features())
+
+    # Keys and states.
+
+    def _absorb(self, carried: Carried) -> None:
+        """Features of the keys, and the states before the chunks."""
+        fmap, weights = self.tile.feature_map, None
+        if fmap.exponential:
+            scores = self._key_scores()  # (n, T, R)
+            by_chunk = self._by_chunk(scores)
+            self.shift = torch.maximum(by_chunk.amax(2).cummax(1).values, carried.shift)  # (n, m, R)
+            phi = by_chunk.sub_(self.shift.unsqueeze(2)).exp2_().flatten(1, 2)
+        else:
+            self.shift = carried.shift
+            if self._bias is not None:
+                self.shift, weights = self._weights(self._bias, carried.shift)
+            phi = self._features(self.keys)
+        self.weights = None if weights is None else self._batch(weights).transpose(1, 2)  # (n m, 1, c)
+        self.phi_k = self._batch(phi)
+        self.key_angle = self._angle(self.keys)
+        self.values = weighted_values(self._batch(self._values), self.weights)  # (n m, E + 1, c)
+        self.modulated = modulate(self.values, self.key_angle)  # (n m, W, c)
+        added = self._by_row(torch.bmm(self.modulated, self.phi_k))  # (n, m, W, F)
+        self._factors = self._state_factors(carried.shift)
+        self.states, state_after = self._scan(added, carried.state)
+        self.totals, total_after = carried.total, carried.total
+        if self.tile.smoothing is not None:
+            added = self._by_row(self.values.sum(-1, keepdim=True))
+            self.totals, total_after = self._scan(added, carried.total)  # (n m, E + 1, 1)
+        self.after = Carried(state_after, total_after, self.shift[:, -1:])
+
+    def _key_scores(self) -> Tensor:
+        omega = self._omega()
+        if self.tile.operands.kernel.simplex:
+            scores = torch.bmm(self.keys, omega.transpose(1, 2))
+            spare = torch.empty_like(scores)
+            scores -= log_sum(scores, spare)
+            self._shares = torch.exp2(scores, out=spare)
+            return scores if self._bias is None else scores.add_(self._bias * LOG2_E)
+        if self._bias is None:
+            return torch.bmm(self.keys, omega.transpose(1, 2))
+        keys = with_column(self.keys, self._bias * LOG2_E)
+        return torch.bmm(keys, with_column(omega, 1.0).transpose(1, 2))
+
+    def _weights(self, bias: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Shifts (n, m, 1 or 0) and weights (n, T, 1) of keys of a map that is not exponential."""
+        if not shift.shape[2]:  # only padding, no log-weights
+            return shift, (bias == 0).to(bias.dtype)
+        by_chunk = self._by_chunk(bias)
+        shift = torch.maximum(by_chunk.amax(2).cummax(1).values, shift)
+        return shift, (by_chunk - shift.unsqueeze(2)).exp_().flatten(1, 2)
+
+    def _state_factors(self, before: Tensor) -> Tensor | None:
+        """By how much the state becomes smaller at each chunk, (n, m, 1, R or 1); None where there is no shift."""
+        if not before.shape[2]:
+            return None
+        differences = torch.cat([before, self.shift[:, :-1]], dim=1) - self.shift
+        exponential = self.tile.feature_map.exponential
+        return (differences.exp2_() if exponential else differences.exp_()).unsqueeze(2)
+
+    def _scan(self, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The states before each chunk, (n m, ...), and the one after the last, given what each adds (n, m, ...)."""
+        states = torch.empty_like(added)
+        states[:, 0] = state
+        for index in range(self.num_chunks):
+            if index:
+                torch.add(states[:, index - 1], added[:, index - 1], out=states[:, index])
+            if self._factors is not None:
+                states[:, index].mul_(self._factors[:, index])
+        return states.flatten(0, 1), states[:, -1] + added[:, -1]
+
+    def _scan_back(self, d_read: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the states after each chunk (n m, ...), and of the one before all; `d_read` (n m, ...) is that
+        which comes from reading the state before each chunk."""
+        d_read = self._by_row(d_read)
+        d_states = torch.empty_like(d_read)
+        d_states[:, -1] = d_after
+        for index in reversed(range(self.num_chunks)):
+            d_after = torch.add(d_read[:, index], d_states[:, index], out=d_states[:, index - 1] if index else None)
+            if self._factors is not None:
+                d_after.mul_(self._factors[:, index])
+        return d_states.flatten(0, 1), d_after
+
+    def _totals_of_queries(self) -> Tensor:
+        """The sum of the weighted values that each query sees, (n m, E + 1, c)."""
+        return self.values.cumsum(-1).add_(self.totals)
+
+    # Features.
+
+    def _omega(self) -> Tensor:
+        """Frequencies in the unit of the scores."""
+        omega, fmap = self.tile.omega, self.tile.feature_map
+        assert omega is not None
+        return omega * (LOG2_E if fmap.exponential else fmap.unit(omega))
+
+    def _features(self, x: Tensor) -> Tensor:
+        """(n, T, F) of a map that is not exponential."""
+        tile = self.tile
+        scores = x.clone() if tile.omega is None else torch.bmm(x, self._omega().transpose(1, 2))
+        phi = scores.new_empty(*x.shape[:2], tile.operands.num_features)
+        return tile.feature_map.features(scores, phi, dim=-1)
+
+    def _query_features(self) -> Tensor:
+        """(n, T, F), times the frequencies' weights."""
+        tile = self.tile
+        if not tile.feature_map.exponential:
+            phi = self._features(self.queries)
+            weights = frequency_weights(tile)
+            return phi if weights is None else phi.mul_(weights)
+        scores = torch.bmm(self.queries, self._omega().transpose(1, 2))
+        reference = self.shift if tile.frequency_bias is None else self.shift + tile.frequency_bias * LOG2_E
+        self._by_chunk(scores).add_(reference.unsqueeze(2))
+        if self.query_shift is None:
+            self.query_shift = scores.amax(-1, keepdim=True)
+        return scores.sub_(self.query_shift).exp2_()
+
+    def _angle(self, x: Tensor) -> Tensor | None:
+        """(n m, 1, c) of x (n, T, D)."""
+        angles = angle(self.tile, x)
+        return None if angles is None else self._batch(angles.transpose(1, 2)).transpose(1, 2)
+
+    def _batch(self, x: Tensor) -> Tensor:
+        """(n, T, .) -> (n m, c, .)."""
+        return x.reshape(-1, self.chunk, x.shape[-1])
+
+    def _by_chunk(self, x: Tensor) -> Tensor:
+        """(n, T, .) -> (n, m, c, .)."""
+        return x.view(x.shape[0], self.num_chunks, self.chunk, x.shape[-1])
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """(n m, ., .) -> (n, m, ., .)."""
+        return x.view(-1, self.num_chunks, *x.shape[1:])
+
+    def _unbatch(self, x: Tensor) -> Tensor:
+        """(n m, ., c) -> (n, T, .)."""
+        return x.transpose(1, 2).reshape(-1, self.stop - self.start, x.shape[1])
+
+    # Results.
+
+    def _product(self) -> tuple[Tensor, Tensor]:
+        """[numerator, denominator], still modulated, (n m, W, c), and the pairs (n m, c of keys, c of queries)."""
+        pairs = torch.bmm(self.phi_k, self.phi_q.transpose(1, 2)).triu_()
+        return torch.bmm(self.states, self.phi_q.transpose(1, 2)).baddbmm_(self.modulated, pairs), pairs
+
+    def attend(self) -> tuple[Tensor, Tensor]:
+        """Results (n, T, E) and denominators (n, 1, T)."""
+        product = demodulate(self._product()[0], self._angle(self.queries))
+        if self.tile.smoothing is not None:
+            product.addcmul_(self._totals_of_queries(), self._smoothing())
+        denominator = product[:, -1:]
+        out = product[:, :-1] * reciprocal(denominator)
+        return self._unbatch(out), self._unbatch(denominator).transpose(1, 2)
+
+    def _smoothing(self) -> Tensor:
+        """(n m, 1, 1)."""
+        assert self.tile.smoothing is not None
+        return self.tile.smoothing.repeat_interleave(self.num_chunks, dim=0)
+
+    def loses(self, denominator: Tensor, carried: Carried) -> Tensor:
+        """Whether terms of a result may have been lost, a bool tensor."""
+        if self.tile.feature_map.exponential:
+            tiny = denominator < torch.finfo(denominator.dtype).tiny ** 0.5
+            dropped = self.tile.dropped(self.start, self.stop)
+            if dropped is not None:
+                some_key = (carried.shift[..., :1] > NO_KEY) | (~dropped).cumsum(1).bool()
+                tiny &= some_key.transpose(1, 2)
+            return tiny.any()
+        if self._bias is None or not carried.shift.shape[2]:
+            return torch.zeros((), dtype=torch.bool, device=denominator.device)
+        so_far = self._by_chunk(torch.maximum(self._bias.cummax(1).values, carried.shift))
+        # Where there was no key yet, there is nothing to lose.
+        return ((so_far[:, :, -1:] - so_far > MAX_RISE) & (so_far > NO_KEY)).any()
+
+    # Gradients.
+
+    def backward(
+        self, collect: TileGradients, d_out: Tensor, out: Tensor, denominator: Tensor, d_after: Carried
+    ) -> Carried:
+        """Write the gradients of the block, given that of its results (n, T, E) and of what it carries on; returns
+        that of what was carried into it."""
+        query_angle = self._angle(self.queries)
+        inverse = self._batch(reciprocal(denominator).transpose(1, 2)).transpose(1, 2)
+        d_product = weighted_values(self._batch(d_out), inverse)  # (n m, E + 1, c)
+        d_product[:, -1] *= -self._batch((d_out * out).sum(-1, keepdim=True)).squeeze(-1)
+        d_modulated = modulate(d_product, query_angle)  # (n m, W, c)
+
+        product, pairs = (None, self._pairs()) if query_angle is None else self._product()
+        d_angle = None
+        if query_angle is not None and product is not None:
+            d_angle = self._unbatch((d_product * turned(product, query_angle)).sum(1, keepdim=True)).transpose(1, 2)
+        d_pairs = torch.bmm(self.modulated.transpose(1, 2), d_modulated).triu_()
+        d_states, d_before = self._scan_back(torch.bmm(d_modulated, self.phi_q), d_after.state)  # (n m, W, F)
+
+        d_weighted = torch.bmm(d_states, self.phi_k.transpose(1, 2)).baddbmm_(d_modulated, pairs.transpose(1, 2))
+        d_phi_q = torch.bmm(d_modulated.transpose(1, 2), self.states).baddbmm_(d_pairs.transpose(1, 2), self.phi_k)
+        d_phi_k = torch.bmm(self.modulated.transpose(1, 2), d_states).baddbmm_(d_pairs, self.phi_q)
+        d_values, d_total = demodulate(d_weighted, self.key_angle), d_after.total  # (n m, E + 1, c)
+        if self.tile.smoothing is not None:
+            d_totals, d_total = self._smoothing_vjp(collect, d_product, d_total)
+            d_values += d_totals
+        self._store_queries(collect, d_phi_q, d_angle)
+        self._store_keys(collect, d_phi_k, d_values, d_weighted)
+        return Carried(d_before, d_total, d_after.shift)
+
+    def _smoothing_vjp(self, collect: TileGradients, d_product: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the weighted values (n m, E + 1, c) and of the total before the block, (n, E + 1, 1)."""
+        if collect.smoothing is not None:
+            by_chunk = (d_product * self._totals_of_queries()).sum((1, 2))
+            collect.smoothing += by_chunk.view(self.tile.num_rows, self.num_chunks).sum(1)[:, None, None]
+        d_product = d_product * self._smoothing()
+        # Every key is in the totals of its own and all later queries. Added up from the end: a difference of two sums
+        # would lose the later ones beside larger earlier ones.
+        from_here = d_product.flip(-1).cumsum(-1).flip(-1)
+        d_totals, d_before = self._scan_back(from_here[..., :1], d_after)
+        return from_here.add_(d_totals), d_before
+
+    def _pairs(self) -> Tensor:
+        return torch.bmm(self.phi_k, self.phi_q.transpose(1, 2)).triu_()
+
+    def _d_scores(self, phi: Tensor, d_phi: Tensor) -> Tensor:
+        """(n m, c, F) both -> the gradient of the scores, (n, R, T)."""
+        d_scores = self.tile.feature_map.vjp(phi, d_phi, dim=-1)
+        return d_scores.reshape(-1, self.stop - self.start, d_scores.shape[-1]).transpose(1, 2)
+
+    def _store_queries(self, collect: TileGradients, d_phi: Tensor, d_angle: Tensor | None) -> None:
+        tile, exponential = self.tile, self.tile.feature_map.exponential
+        if collect.frequency_bias is not None and not exponential:
+            by_feature = (self.phi_q * d_phi).view(tile.num_rows, -1, d_phi.shape[-1]).sum(1)
+            by_part = by_feature.view(tile.num_rows, tile.feature_map.parts, -1)
+            collect.frequency_bias += by_part.sum(1, keepdim=True)
+        d_scores = self._d_scores(self.phi_q, d_phi)
+        if collect.frequency_bias is not None and exponential:
+            collect.frequency_bias += d_scores.sum(2).unsqueeze(1)
+        store(collect, "q", self.queries, d_scores, d_angle, self.start, self.stop)
+
+    def _store_keys(self, collect: TileGradients, d_phi: Tensor, d_values: Tensor, d_weighted: Tensor) -> None:
+        d_angle = None
+        if self.key_angle is not None:
+            turns = (self.values * turned(d_weighted, self.key_angle)).sum(1, keepdim=True)
+            d_angle = self._unbatch(turns).transpose(1, 2)
+        d_scores = self._d_scores(self.phi_k, d_phi)
+        if self.tile.feature_map.exponential:
+            by_key = d_scores.sum(1, keepdim=True)  # (n, 1, T)
+            if self._shares is not None:
+                d_scores = torch.addcmul(d_scores, self._shares.transpose(1, 2), by_key, value=-1)
+        else:
+            by_key = self._unbatch((d_values * self.values).sum(1, keepdim=True)).transpose(1, 2)
+        if collect.key_bias is not None:
+            collect.key_bias[:, self.start : self.stop] = by_key.transpose(1, 2)
+        store(collect, "k", self.keys, d_scores, d_angle, self.start, self.stop)
+        d_kept = d_values[:, :-1] if self.weights is None else d_values[:, :-1] * self.weights
+        d_kept = self._unbatch(d_kept)
+        dropped = self.tile.dropped(self.start, self.stop)
+        if dropped is not None:
+            d_kept = d_kept.masked_fill_(dropped, 0)  # padding gets exactly 0
+        collect.write("v", self.start, self.stop, d_kept)

@@ -1,0 +1,312 @@
+"""Bidirectional product for one query or a few: the kernel of every pair, and no state.
+
+    out_i = sum_j W_ij v_j / sum_j W_ij        W_ij = exp(b_j) kappa(q_i, k_j), an ordinary (L, S) matrix
+
+A state costs R E a key, and again three times that in backward; a query costs R a key. A classifier that looks at CLS
+has one query in its last layer. For one query the kernel needs one transcendental function of each projection, not two:
+
+    prf   log kappa = log sum_r exp(a_r + omega_r.q + omega_r.k)       its slope is a softmax
+    rks   kappa = sum_r exp(a_r) cos(omega_r.k - omega_r.q)            its slope is a sine
+
+Each query is stabilised by itself, so that nothing can underflow. A simplex envelope is the log-sum of one more query,
+0. Forward keeps the sums over r, (L, S); backward makes the slopes.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
+from klformer.ops.spectral_product.chunked.plain import angle, reciprocal, weights_of_keys
+from klformer.ops.spectral_product.chunked.positive import LOG2_E, log2_bias
+from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
+from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.turns import cos_of_turns_, counts_turns
+
+#: A query costs about as much as so many values in a state, by measurement on a CPU.
+VALUES_PER_QUERY = {"prf": 24, "rks": 16}
+
+
+def serves(operands: SpectralOperands) -> bool:
+    """Whether there are so few queries that this is the faster way."""
+    per_query = VALUES_PER_QUERY.get(operands.feature_map.name)
+    if per_query is None or operands.causal or operands.q.shape[2] == 0:
+        return False
+    num_sums = operands.q.shape[2] + operands.kernel.simplex
+    return operands.q.shape[2] == 1 or num_sums * per_query <= operands.v.shape[-1]
+
+
+@dataclass
+class Residuals:
+    """The result, and what backward needs besides the operands. Rows are (batch, head) pairs, B * H of them."""
+
+    out: Tensor  # (B, H, L, E)
+    sums: Tensor  # (B * H, L, S) over the frequencies; with a simplex envelope one more, last
+
+    @staticmethod
+    def empty(operands: SpectralOperands) -> "Residuals":
+        batch, heads, length, _ = operands.q.shape
+        num_sums = length + operands.kernel.simplex
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=operands.q.device)
+
+        return Residuals(
+            out=empty(batch, heads, length, operands.v.shape[-1], dtype=operands.v.dtype),
+            sums=empty(batch * heads, num_sums, operands.k.shape[2], dtype=operands.dtype),
+        )
+
+    def as_list(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def empty(operands: SpectralOperands) -> list[Tensor]:
+    """Room for what `forward` gives."""
+    return Residuals.empty(operands).as_list()
+
+
+def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
+    """The result, and what backward needs."""
+    saved = Residuals.empty(operands)
+    for tile in tiles(operands, cut.rows):
+        pairs, sums = _pairs(tile, cut.chunk), saved.sums[tile.rows]
+        for start, stop in chunk_bounds(operands.k.shape[2], cut.chunk):
+            for index, scores in pairs.scores(tile.keys(start, stop)):
+                sums[:, index, start:stop] = pairs.sum_of(scores)
+        weights = pairs.weights(sums)
+        out = tile.new_zeros(operands.q.shape[2], operands.v.shape[-1])
+        for start, stop in chunk_bounds(operands.k.shape[2], cut.chunk):
+            out.baddbmm_(weights[..., start:stop], tile.values(start, stop))
+        saved.out.flatten(0, 1)[tile.rows] = out
+    return saved.as_list()
+
+
+def backward(
+    operands: SpectralOperands, saved_list: list[Tensor], d_out: Tensor, needed: Collection[str], cut: Cut
+) -> dict[str, Tensor]:
+    """Gradients of the operands that are needed."""
+    gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
+    length, num_keys = operands.q.shape[2], operands.k.shape[2]
+    for tile in tiles(operands, cut.rows):
+        collect, pairs, sums = TileGradients(tile, gradients), _pairs(tile, cut.chunk), saved.sums[tile.rows]
+        d_rows, weights = tile.chunk(d_out, 0, length), pairs.weights(sums)
+        average = (d_rows * tile.chunk(saved.out, 0, length)).sum(-1, keepdim=True)
+        d_weights = torch.empty_like(weights)  # of weights before they are divided by their sum, times that sum
+        for start, stop in chunk_bounds(num_keys, cut.chunk):
+            collect.store("v", start, stop, weights[..., start:stop].transpose(1, 2), d_rows)
+            torch.sub(
+                torch.bmm(d_rows, tile.values(start, stop).transpose(1, 2)), average, out=d_weights[..., start:stop]
+            )
+        d_sums, d_key_angle = pairs.weights_vjp(collect, sums, weights, d_weights)
+        d_shifts = tile.new_zeros(sums.shape[1], operands.num_projections)
+        for start, stop in chunk_bounds(num_keys, cut.chunk):
+            keys, d_scores = tile.keys(start, stop), None
+            for index, scores in pairs.scores(keys):
+                d_sum = d_sums[:, index, start:stop].unsqueeze(-1)
+                d_one = pairs.slope(collect, scores, sums[:, index, start:stop].unsqueeze(-1), d_sum)
+                d_shifts[:, index] += d_one.sum(1)
+                if d_scores is None:
+                    d_scores = d_one if sums.shape[1] == 1 else d_one.clone()
+                else:
+                    d_scores += d_one
+            assert d_scores is not None
+            assert tile.omega is not None
+            if d_key_angle is None or tile.pair_offset is None:
+                collect.store("k", start, stop, d_scores, tile.omega)
+            else:
+                d_angle = d_key_angle[:, start:stop]
+                collect.write("k", start, stop, torch.bmm(d_scores, tile.omega).baddbmm_(d_angle, tile.pair_offset))
+                if collect.pair_offset is not None:
+                    collect.pair_offset.baddbmm_(d_angle.transpose(1, 2), keys)
+            if collect.omega is not None:
+                collect.omega.baddbmm_(d_scores.transpose(1, 2), keys)
+        pairs.store_queries(collect, d_shifts[:, :length])
+        collect.finish()
+    return gradients.by_name
+
+
+def _pairs(tile: Tile, chunk: int) -> "_Pairs":
+    return _PositivePairs(tile, chunk) if tile.feature_map.exponential else _CosinePairs(tile, chunk)
+
+
+class _Pairs(ABC):
+    """Scores of pairs of a tile: what a key's projections are shifted by for each query."""
+
+    def __init__(self, tile: Tile, chunk: int, unit: float) -> None:
+        assert tile.omega is not None
+        self.tile = tile
+        self.queries = tile.queries(0, tile.operands.q.shape[2])
+        self._omega = tile.omega * unit
+        self._scratch = [Scratch(tile, chunk, tile.omega.shape[1]) for _ in range(2)]
+
+    @abstractmethod
+    def shifts(self) -> Tensor:
+        """(n, L, R) of the queries; with a simplex envelope one more, last."""
+
+    def scores(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Index and scores (n, chunk, R) of each query with the keys (n, chunk, D); to be used before the next."""
+        shifts = self.shifts()
+        plain, shifted = (scratch.tokens_first(keys.shape[1]) for scratch in self._scratch)
+        if shifts.shape[1] == 1:
+            columns = with_column(self._omega, shifts.transpose(1, 2))
+            yield 0, torch.bmm(with_column(keys, 1.0), columns.transpose(1, 2), out=plain)
+            return
+        torch.bmm(keys, self._omega.transpose(1, 2), out=plain)
+        for index in range(shifts.shape[1]):
+            yield index, torch.add(plain, shifts[:, index : index + 1], out=shifted)
+
+    @abstractmethod
+    def sum_of(self, scores: Tensor) -> Tensor:
+        """The sum over the frequencies, (n, chunk). Overwrites the scores."""
+
+    @abstractmethod
+    def weights(self, sums: Tensor) -> Tensor:
+        """The weights of keys (n, L, S), that sum to one for every query that has a key."""
+
+    @abstractmethod
+    def weights_vjp(
+        self, collect: TileGradients, sums: Tensor, weights: Tensor, d_weights: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the sums (n, L, S) and of the keys' angles (n, S, 1), given the gradient of weights that are yet
+        to be divided by their sum, times that sum."""
+
+    @abstractmethod
+    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
+        """The gradient of the scores (n, chunk, R), which are overwritten, given sums and d_sums (n, chunk, 1)."""
+
+    def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
+        """Write the gradient of the queries, given that of the shifts (n, L, R) in units of 1."""
+        assert self.tile.omega is not None
+        collect.store("q", 0, self.queries.shape[1], d_shifts, self.tile.omega)
+        if collect.omega is not None:
+            collect.omega.baddbmm_(d_shifts.transpose(1, 2), self.queries)
+
+
+class _PositivePairs(_Pairs):
+    """Sums are logarithms to base 2."""
+
+    def __init__(self, tile: Tile, chunk: int) -> None:
+        super().__init__(tile, chunk, LOG2_E)
+
+    def shifts(self) -> Tensor:
+        shifts = torch.bmm(self.queries, self._omega.transpose(1, 2))
+        if self.tile.frequency_bias is not None:
+            shifts += self.tile.frequency_bias * LOG2_E
+        if not self.tile.operands.kernel.simplex:
+            return shifts
+        return torch.cat([shifts, self.tile.new_zeros(1, shifts.shape[2])], dim=1)
+
+    def sum_of(self, scores: Tensor) -> Tensor:
+        largest = scores.amax(-1, keepdim=True)
+        return scores.sub_(largest).exp2_().sum(-1).log2_().add_(largest.squeeze(-1))
+
+    def weights(self, sums: Tensor) -> Tensor:
+        logs, bias = sums, log2_bias(self.tile)
+        if self.tile.operands.kernel.simplex:
+            logs = logs[:, :-1] - logs[:, -1:]
+        if bias is not None:
+            logs = logs + bias.transpose(1, 2)
+        if not logs.shape[2]:
+            return logs
+        largest = logs.amax(-1, keepdim=True)
+        weights = (logs - largest.masked_fill(largest == -torch.inf, 0)).exp2_()
+        return weights.mul_(reciprocal(weights.sum(-1, keepdim=True)))
+
+    def weights_vjp(
+        self, collect: TileGradients, sums: Tensor, weights: Tensor, d_weights: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        d_sums = d_weights.mul_(weights)
+        d_bias = d_sums.sum(1, keepdim=True)
+        if collect.key_bias is not None:
+            collect.key_bias.copy_(d_bias.transpose(1, 2))
+        return torch.cat([d_sums, -d_bias], dim=1) if self.tile.operands.kernel.simplex else d_sums, None
+
+    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
+        return scores.sub_(sums).exp2_().mul_(d_sums)
+
+    def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
+        super().store_queries(collect, d_shifts)
+        if collect.frequency_bias is not None:
+            collect.frequency_bias += d_shifts.sum(1, keepdim=True)
+
+
+class _CosinePairs(_Pairs):
+    """Sums are of cosines; a pair offset multiplies them by one more, and the smoothing is added."""
+
+    def __init__(self, tile: Tile, chunk: int) -> None:
+        assert tile.omega is not None
+        super().__init__(tile, chunk, tile.feature_map.unit(tile.omega))
+        self._turns = counts_turns(tile.omega)
+        self._frequency_weights = None if tile.frequency_bias is None else tile.frequency_bias.exp()
+        self._key_weights = weights_of_keys(tile)  # (n, 1, S)
+        self._angle = self._angle_differences()  # (n, L, S)
+
+    def _angle_differences(self) -> Tensor | None:
+        query_angle = angle(self.tile, self.queries)
+        if query_angle is None:
+            return None
+        key_angle = angle(self.tile, self.tile.keys(0, self.tile.operands.k.shape[2]))
+        assert key_angle is not None
+        return query_angle.transpose(1, 2) - key_angle
+
+    def shifts(self) -> Tensor:
+        return torch.bmm(self.queries, self._omega.transpose(1, 2)).neg_()
+
+    def _cosines(self, scores: Tensor) -> Tensor:
+        return cos_of_turns_(scores) if self._turns else scores.cos_()
+
+    def sum_of(self, scores: Tensor) -> Tensor:
+        cosines = self._cosines(scores)
+        return (cosines if self._frequency_weights is None else cosines.mul_(self._frequency_weights)).sum(-1)
+
+    def _raw_weights(self, sums: Tensor) -> Tensor:
+        """(n, L, S), not divided by their sum."""
+        kernel = sums if self._angle is None else sums * self._angle.cos()
+        if self.tile.smoothing is not None:
+            kernel = kernel + self.tile.smoothing
+        if self._key_weights is not None:
+            kernel = kernel * self._key_weights
+        return kernel
+
+    def weights(self, sums: Tensor) -> Tensor:
+        raw = self._raw_weights(sums)
+        self._inverse = reciprocal(raw.sum(-1, keepdim=True))
+        return raw * self._inverse
+
+    def weights_vjp(
+        self, collect: TileGradients, sums: Tensor, weights: Tensor, d_weights: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if collect.key_bias is not None:
+            collect.key_bias.copy_((d_weights * weights).sum(1).unsqueeze(-1))
+        d_kernel = d_weights.mul_(self._inverse)
+        if self._key_weights is not None:
+            d_kernel *= self._key_weights
+        if collect.smoothing is not None:
+            collect.smoothing += d_kernel.sum((1, 2), keepdim=True)
+        if self._angle is None:
+            return d_kernel, None
+        d_angle = (d_kernel * sums).mul_(self._angle.sin()).neg_()
+        self._d_query_angle = d_angle.sum(2, keepdim=True)  # (n, L, 1)
+        return d_kernel.mul_(self._angle.cos()), -d_angle.sum(1).unsqueeze(-1)
+
+    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
+        if collect.frequency_bias is not None:
+            cosines = self._cosines(scores.clone()).mul_(d_sums).sum(1, keepdim=True)
+            collect.frequency_bias += cosines if self._frequency_weights is None else cosines * self._frequency_weights
+        # - sin x = cos(x + a quarter of a turn)
+        quarter = 0.25 if self._turns else math.pi / 2
+        d_scores = self._cosines(scores.add_(quarter)).mul_(d_sums)
+        return d_scores if self._frequency_weights is None else d_scores.mul_(self._frequency_weights)
+
+    def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
+        super().store_queries(collect, d_shifts.neg_())
+        if self.tile.omega is None or self.tile.pair_offset is None:
+            return
+        d_queries = torch.bmm(d_shifts, self.tile.omega).baddbmm_(self._d_query_angle, self.tile.pair_offset)
+        collect.write("q", 0, self.queries.shape[1], d_queries)
+        if collect.pair_offset is not None:
+            collect.pair_offset.baddbmm_(self._d_query_angle.transpose(1, 2), self.queries)

@@ -1,0 +1,250 @@
+"""Bidirectional product of an exponential map as two softmax attentions, with R frequencies between the sequences.
+
+    log_mass_r = log sum_j exp(omega_r.k_j + b_j)       mean_r = sum_j softmax_j(omega_r.k_j + b_j) v_j
+    out_i = sum_r softmax_r(omega_r.q_i + log_mass_r + a_r) mean_r
+
+b is the keys' log-weight, a the frequencies'. This is Eq. 1 with its sums exchanged. No denominator is left, and every
+exponential is of a number that is not above 0. All logarithms are to base 2, which is folded into the frequencies and
+the log-weights: a power of two costs half of an exponential.
+
+With a simplex envelope, b_j loses log sum_r exp(omega_r.k_j): the scores are there already.
+
+Forward keeps the state (mean, log_mass), the log-sum of every query, and the keys' log-weights where they are made
+here. Backward makes the softmaxes again, chunk by chunk. With P a softmax and dP the gradient of its weights, the
+gradient of its scores is P (dP - sum P dP); the sum is that of d_out out, one number a row, and goes into the product
+that makes dP as one more column.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
+from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
+from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.spectral_product.state import NO_KEY
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass
+class Residuals:
+    """The result, and what backward needs besides the operands. Rows are (batch, head) pairs, B * H of them."""
+
+    out: Tensor  # (B, H, L, E)
+    mean: Tensor  # (B * H, R, E)
+    log_mass: Tensor  # (B * H, 1, R)
+    log_sum: Tensor  # (B * H, L, 1), of the scores of each query
+    key_bias: Tensor  # (B * H, S, 1) with a simplex envelope, otherwise S = 0
+
+    @staticmethod
+    def empty(operands: SpectralOperands) -> "Residuals":
+        batch, heads, length, _ = operands.q.shape
+        rows, num_values, num_frequencies = batch * heads, operands.v.shape[-1], operands.num_projections
+
+        def empty(*shape: int, dtype: torch.dtype = operands.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=operands.q.device)
+
+        return Residuals(
+            out=empty(batch, heads, length, num_values, dtype=operands.v.dtype),
+            mean=empty(rows, num_frequencies, num_values),
+            log_mass=empty(rows, 1, num_frequencies),
+            log_sum=empty(rows, length, 1),
+            key_bias=empty(rows, operands.k.shape[2] if operands.kernel.simplex else 0, 1),
+        )
+
+    def as_list(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+class _Scores:
+    """Scores of a tile's chunks, (n, chunk, R) to base 2, log-weights included: one product each."""
+
+    def __init__(self, tile: Tile, chunk: int) -> None:
+        assert tile.omega is not None
+        self._tile, self._scratch = tile, Scratch(tile, chunk, tile.omega.shape[1])
+        self._omega = tile.omega * LOG2_E
+
+    def of_keys(self, start: int, stop: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys (n, chunk, D) and their scores."""
+        keys = self._tile.keys(start, stop)
+        if bias is None:
+            return keys, self._multiply(keys, self._omega)
+        return keys, self._multiply(with_column(keys, bias[:, start:stop]), self._with_ones())
+
+    def of_queries(self, start: int, stop: int, with_mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (n, chunk, D) and their scores; `with_mass` is what `with_log_mass` gives."""
+        queries = self._tile.queries(start, stop)
+        return queries, self._multiply(with_column(queries, 1.0), with_mass)
+
+    def with_log_mass(self, log_mass: Tensor) -> Tensor:
+        """Frequencies and, as one more column, what a query's score has besides the projection: (n, R, D + 1)."""
+        bias = self._tile.frequency_bias
+        column = log_mass if bias is None else log_mass + bias * LOG2_E
+        return with_column(self._omega, column.transpose(1, 2))
+
+    def _with_ones(self) -> Tensor:
+        return with_column(self._omega, 1.0)
+
+    def _multiply(self, x: Tensor, omega: Tensor) -> Tensor:
+        return torch.bmm(x, omega.transpose(1, 2), out=self._scratch.tokens_first(x.shape[1]))
+
+
+def log_sum(scores: Tensor, spare: Tensor) -> Tensor:
+    """log2 sum_r 2^scores of scores (n, length, R), (n, length, 1); `spare` is overwritten."""
+    largest = scores.amax(-1, keepdim=True)
+    return torch.sub(scores, largest, out=spare).exp2_().sum(-1, keepdim=True).log2_().add_(largest)
+
+
+def log2_bias(tile: Tile) -> Tensor | None:
+    """The keys' log-weights to base 2, (n, S, 1), -inf for padding; None where all are 0 and there."""
+    bias = tile.log_weights()
+    return None if bias is None else bias * LOG2_E
+
+
+def empty(operands: SpectralOperands) -> list[Tensor]:
+    """Room for what `forward` gives."""
+    return Residuals.empty(operands).as_list()
+
+
+def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
+    """The result, and what backward needs."""
+    saved = Residuals.empty(operands)
+    for tile in tiles(operands, cut.rows):
+        scores = _Scores(tile, cut.chunk)
+        mean, log_mass = _absorb(tile, scores, cut.chunk, saved)
+        saved.mean[tile.rows], saved.log_mass[tile.rows] = mean, log_mass
+        with_mass = scores.with_log_mass(log_mass)
+        out = saved.out.flatten(0, 1)[tile.rows]
+        for start, stop in chunk_bounds(operands.q.shape[2], cut.chunk):
+            _, weights = scores.of_queries(start, stop, with_mass)
+            largest = weights.amax(-1, keepdim=True)
+            total = weights.sub_(largest).exp2_().sum(-1, keepdim=True)
+            out[:, start:stop] = torch.bmm(weights, mean).div_(total)
+            saved.log_sum[tile.rows, start:stop] = total.log2_().add_(largest)
+    return saved.as_list()
+
+
+def _absorb(tile: Tile, scores: _Scores, chunk: int, saved: Residuals) -> tuple[Tensor, Tensor]:
+    """Read all keys and values into the frequencies: mean (n, R, E) and log_mass (n, 1, R), 0 and 0 without any key."""
+    operands, bias = tile.operands, log2_bias(tile)
+    mean = tile.new_zeros(operands.num_projections, operands.v.shape[-1])
+    mass = tile.new_zeros(1, operands.num_projections)
+    shift = torch.full_like(mass, NO_KEY)
+    spare = Scratch(tile, chunk, operands.num_projections) if operands.kernel.simplex else None
+    for start, stop in chunk_bounds(operands.k.shape[2], chunk):
+        if spare is None:
+            _, weights = scores.of_keys(start, stop, bias)
+        else:
+            _, weights = scores.of_keys(start, stop, None)
+            envelope = log_sum(weights, spare.tokens_first(stop - start)).neg_()
+            saved.key_bias[tile.rows, start:stop] = envelope if bias is None else envelope + bias[:, start:stop]
+            weights += saved.key_bias[tile.rows, start:stop]
+        raised = torch.maximum(shift, weights.amax(1, keepdim=True))
+        factor = shift.sub_(raised).exp2_()
+        shift = raised
+        weights.sub_(shift).exp2_()
+        mass.mul_(factor).add_(weights.sum(1, keepdim=True))
+        mean.mul_(factor.transpose(1, 2)).baddbmm_(weights.transpose(1, 2), tile.values(start, stop))
+    no_key = mass == 0
+    mass.masked_fill_(no_key, 1)
+    return mean.div_(mass.transpose(1, 2)), shift.masked_fill_(no_key, 0).add_(mass.log2_())
+
+
+def backward(
+    operands: SpectralOperands, saved_list: list[Tensor], d_out: Tensor, needed: Collection[str], cut: Cut
+) -> dict[str, Tensor]:
+    """Gradients of the operands that are needed."""
+    gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
+    for tile in tiles(operands, cut.rows):
+        collect = TileGradients(tile, gradients)
+        scores, d_scratch = _Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
+        d_mean, d_log_mass = _backward_queries(tile, collect, scores, d_scratch, saved, d_out, cut.chunk)
+        _backward_keys(tile, collect, scores, d_scratch, saved, d_mean, d_log_mass, cut.chunk)
+        if collect.frequency_bias is not None:
+            collect.frequency_bias += d_log_mass
+        collect.finish()
+    return gradients.by_name
+
+
+def _backward_queries(
+    tile: Tile,
+    collect: TileGradients,
+    scores: _Scores,
+    d_scratch: Scratch,
+    saved: Residuals,
+    d_out: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """Write the gradients of queries; returns those of the state, (n, R, E) and (n, 1, R)."""
+    mean, log_mass = saved.mean[tile.rows], saved.log_mass[tile.rows]
+    with_mass, mean_and_one = scores.with_log_mass(log_mass), with_column(mean, 1.0)
+    d_mean, d_log_mass = torch.zeros_like(mean), torch.zeros_like(log_mass)
+    for start, stop in chunk_bounds(tile.operands.q.shape[2], chunk):
+        queries, weights = scores.of_queries(start, stop, with_mass)
+        weights.sub_(saved.log_sum[tile.rows, start:stop]).exp2_()
+        d_chunk = tile.chunk(d_out, start, stop)
+        average = (d_chunk * tile.chunk(saved.out, start, stop)).sum(-1, keepdim=True)
+        d_scores = d_scratch.tokens_first(stop - start)
+        torch.bmm(with_column(d_chunk, -average), mean_and_one.transpose(1, 2), out=d_scores).mul_(weights)
+        d_mean.baddbmm_(weights.transpose(1, 2), d_chunk)
+        d_log_mass += d_scores.sum(1, keepdim=True)
+        _store(collect, "q", queries, d_scores, start, stop)
+    return d_mean, d_log_mass
+
+
+def _backward_keys(
+    tile: Tile,
+    collect: TileGradients,
+    scores: _Scores,
+    d_scratch: Scratch,
+    saved: Residuals,
+    d_mean: Tensor,
+    d_log_mass: Tensor,
+    chunk: int,
+) -> None:
+    """Write the gradients of keys and values."""
+    operands, simplex = tile.operands, tile.operands.kernel.simplex
+    bias = None if simplex else log2_bias(tile)
+    log_mass = saved.log_mass[tile.rows]
+    # The gradient of a weight is v.d_mean + offset; that of the envelope is taken from it. A key's features are its
+    # weights times the masses, if its log-weight is the envelope alone.
+    offset = d_log_mass.transpose(1, 2) - (d_mean * saved.mean[tile.rows]).sum(-1, keepdim=True)
+    alone = simplex and operands.key_bias is None
+    d_state = with_column(d_mean, offset, log_mass.exp2().transpose(1, 2)) if alone else with_column(d_mean, offset)
+    spare = Scratch(tile, chunk, operands.num_projections) if simplex and not alone else None
+    for start, stop in chunk_bounds(operands.k.shape[2], chunk):
+        keys, weights = scores.of_keys(start, stop, bias)
+        shares = (
+            None if spare is None else torch.softmax(weights * math.log(2), -1, out=spare.tokens_first(stop - start))
+        )
+        if simplex:
+            weights += saved.key_bias[tile.rows, start:stop]
+        weights.sub_(log_mass).exp2_()
+        values = tile.values(start, stop)
+        d_values, d_scores = torch.bmm(weights, d_mean), d_scratch.tokens_first(stop - start)
+        collect.write("v", start, stop, d_values)
+        columns = with_column(values, 1.0)
+        if alone:
+            # Of the log-weight, known before the gradient of the scores, of which it is the sum.
+            by_offset = torch.mul(weights, offset.transpose(1, 2), out=d_scores).sum(-1, keepdim=True)
+            columns = with_column(columns, by_offset.add_(d_values.mul_(values).sum(-1, keepdim=True)).neg_())
+        torch.bmm(columns, d_state.transpose(1, 2), out=d_scores).mul_(weights)
+        if collect.key_bias is not None or shares is not None:
+            d_bias = d_scores.sum(-1, keepdim=True)
+            if collect.key_bias is not None:
+                collect.key_bias[:, start:stop] = d_bias
+            if shares is not None:
+                d_scores.addcmul_(shares, d_bias, value=-1)
+        _store(collect, "k", keys, d_scores, start, stop)
+
+
+def _store(collect: TileGradients, name: str, x: Tensor, d_scores: Tensor, start: int, stop: int) -> None:
+    """Write the gradient of a chunk of queries or keys, and add to that of the frequencies."""
+    assert collect.tile.omega is not None
+    collect.store(name, start, stop, d_scores, collect.tile.omega)
+    if collect.omega is not None:
+        collect.omega.baddbmm_(d_scores.transpose(1, 2), x)

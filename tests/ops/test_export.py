@@ -1,0 +1,29 @@
+"""A program that is exported holds the product as one op, for any length."""
+
+import pytest
+import torch
+
+import klformer
+
+WIDTH = 16
+
+
+@pytest.mark.parametrize("name", ["gmm-rks", "gmm-prf", "atoms-prf"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_an_exported_layer_takes_any_length(name, causal):
+    attention = klformer.AttentionSpec(name=name, options={"num_frequencies": 8})
+    layer = klformer.MultiheadAttention(model_dim=WIDTH, num_heads=2, attention=attention, causal=causal).eval()
+    length = torch.export.Dim("length", min=1)
+    example = (torch.randn(2, 9, WIDTH),)
+    program = torch.export.export(layer, example, dynamic_shapes={"x": {1: length}})
+    assert sum("spectral_product" in str(node.target) for node in program.graph.nodes) == 1
+    for tokens in (1, 7, 300, 5000):
+        x = torch.randn(2, tokens, WIDTH)
+        torch.testing.assert_close(program.module()(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
+def test_an_exported_layer_says_that_it_can_not_be_trained():
+    layer = klformer.MultiheadAttention(model_dim=WIDTH, num_heads=2, attention="gmm-prf")
+    program = torch.export.export(layer, (torch.randn(1, 5, WIDTH),))
+    with pytest.raises(ValueError, match="an exported product has no gradients"):
+        program.module()(torch.randn(1, 5, WIDTH, requires_grad=True)).sum().backward()
