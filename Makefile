@@ -6,22 +6,25 @@ BIN := .venv/bin
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: .venv/run-installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# What running needs, without the tools of developers.
+.venv/run-installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	# torch by itself and by its exact version: where a build for CPUs is to be had, this takes it.
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
 # One process with one thread for each core: the tests are many small problems.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
 
-# A learned kernel against its frozen self, a fixed kernel and softmax, on a small version of the sparsity task.
-run: install
-	$(BIN)/klformer compare --task sparsity --attentions gmm-rks gmm-rks:frozen=true performer softmax --out runs/demo \
-	  --data.num-examples 20000 --data.max-len 24 --data.validation-limit 500 --data.test-limit 1000 \
-	  --model.num-layers 2 --training.max-steps 500 --training.evaluate-every 100 --training.evaluation-draws 5
+# A small softmax model is trained, and its attention replaced by a fixed kernel and by kernels that are learned from it.
+run: .venv/run-installed
+	$(BIN)/klformer demo --out runs/demo
 
 lint: install
 	$(BIN)/ruff check .

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
         register_attention,
         register_spectrum,
     )
+    from klformer.conversion import Conversion, convert, load_converted
     from klformer.kernels import SpectralDistribution
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
-    from klformer.noise import resample
+    from klformer.noise import resample, without_noise
     from klformer.ops.spectral_product import spectral_product
     from klformer.tasks import Task, register_task
     from klformer.training.objective import Objective
@@ -32,6 +33,7 @@ __all__ = [
     "AttentionMechanism",
     "AttentionSizes",
     "AttentionSpec",
+    "Conversion",
     "EncoderConfig",
     "MultiheadAttention",
     "Objective",
@@ -43,11 +45,14 @@ __all__ = [
     "attention_names",
     "attention_options",
     "build_attention",
+    "convert",
+    "load_converted",
     "register_attention",
     "register_spectrum",
     "register_task",
     "resample",
     "spectral_product",
+    "without_noise",
 ]
 
 #: The module that each name comes from.
@@ -55,6 +60,7 @@ _HOMES = {
     "AttentionMechanism": "klformer.attention",
     "AttentionSizes": "klformer.attention",
     "AttentionSpec": "klformer.attention",
+    "Conversion": "klformer.conversion",
     "EncoderConfig": "klformer.models",
     "MultiheadAttention": "klformer.attention",
     "Objective": "klformer.training.objective",
@@ -66,11 +72,14 @@ _HOMES = {
     "attention_names": "klformer.attention",
     "attention_options": "klformer.attention",
     "build_attention": "klformer.attention",
+    "convert": "klformer.conversion",
+    "load_converted": "klformer.conversion",
     "register_attention": "klformer.attention",
     "register_spectrum": "klformer.attention",
     "register_task": "klformer.tasks",
     "resample": "klformer.noise",
     "spectral_product": "klformer.ops.spectral_product",
+    "without_noise": "klformer.noise",
 }
 
 

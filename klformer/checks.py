@@ -1,6 +1,7 @@
 """Checks of arguments: a bad value raises an error that names the argument, the value and what would be right."""
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TypeVar
@@ -52,8 +53,32 @@ def check_probability(name: str, value: float) -> None:
 
 def suggestion(value: object, choices: Iterable[object]) -> str:
     """'; did you mean ...?' for the nearest choice, or nothing if none is near."""
-    near = get_close_matches(str(value), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    names = [str(choice) for choice in choices]
+    text = str(value)
+    short = [name for name in names if _shortens(text, name)]
+    near = short[:1] or get_close_matches(text, names, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shortens(text: str, name: str) -> bool:
+    """Whether a text may be short for a name: `lr` for `learning_rate`, `nfreq` for `num_frequencies`.
+
+    What stands before the last dot, as in flags, must be the same in both.
+    """
+    (section, _, text), (of, _, name) = text.rpartition("."), name.rpartition(".")
+    words = [word for word in re.split("[-_]", name) if word]
+    if section != of or len(text) < 2 or len(words) < 2:
+        return False
+    # Every letter is the next of a word, or begins a later one.
+    ways = {(0, 0)}
+    for letter in text:
+        ways = {
+            (later, 1 + words[later].index(letter, place if later == word else 0))
+            for word, place in ways
+            for later in range(word, len(words))
+            if letter in (words[word][place:] if later == word else words[later][:1])
+        }
+    return text[0] == words[0][0] and any(word == len(words) - 1 for word, _ in ways)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -5,11 +5,12 @@ generators give equal noise on every device and every rank.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Resampled(nn.Module, ABC):
@@ -24,6 +25,23 @@ class Resampled(nn.Module, ABC):
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Says what another size of the noise means, after torch has named it."""
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        errors: list[str] = rest[-1]
+        for name, buffer in self.named_buffers(recurse=False):
+            found = state_dict.get(f"{prefix}{name}")
+            if found is not None and found.shape != buffer.shape:
+                options = {key: getattr(self, key) for key in ("num_frequencies", "head_dim") if hasattr(self, key)}
+                here = ", ".join(f"{key}={value}" for key, value in options.items()) or type(self).__name__
+                errors.append(
+                    f"{prefix}{name} is noise of the shape {tuple(found.shape)} in the weights and "
+                    f"{tuple(buffer.shape)} here, with {here}: "
+                    "the weights were made with another num_frequencies, or another option that it "
+                    "depends on. Build the model with that one; or keep its own draw and load the rest: "
+                    "load_state_dict(klformer.without_noise(weights, model), strict=False)"
+                )
+
 
 def resample(module: nn.Module, generator: torch.Generator | None = None) -> None:
     """Draw new noise for every module in `module` that has some, in the order of its modules.
@@ -34,6 +52,20 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
     for child in module.modules():
         if isinstance(child, Resampled) and child.redraw:
             child.resample(generator)
+
+
+def without_noise(weights: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """The weights but for the noise, for a module that keeps its own draw: of another size, or for a new one.
+
+    Load them with `strict=False`.
+    """
+    noise = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, child in module.named_modules()
+        if isinstance(child, Resampled)
+        for name, _ in child.named_buffers(recurse=False)
+    }
+    return {name: tensor for name, tensor in weights.items() if name not in noise}
 
 
 @contextmanager

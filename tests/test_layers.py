@@ -8,21 +8,9 @@ import klformer
 PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise", "plotting", "plugins"]
-MODEL = ["ops", "kernels", "attention", "models"]
-ORDER = [
-    *LEAVES,
-    *MODEL,
-    "data",
-    "tokens",
-    "training",
-    "tasks",
-    "runs",
-    "analysis",
-    "bench",
-    "report",
-    "cli",
-    "testing",
-]
+MODEL = ["ops", "kernels", "attention", "nn", "models", "conversion"]
+RUN = ["data", "tokens", "training", "tasks", "runs"]
+ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]
 
 
 def imports_of(path):
@@ -54,3 +42,20 @@ def test_imports_go_one_way():
 def test_oracles_are_for_tests_and_analysis():
     users = [p for p in PACKAGE.rglob("*.py") if "import reference" in p.read_text()]
     assert {room_of(p) for p in users} <= {"analysis"}
+
+
+def test_transformers_is_imported_in_one_folder():
+    users = [p for p in PACKAGE.rglob("*.py") if "transformers" in modules_of(p)]
+    assert users
+    assert all(p.parent == PACKAGE / "conversion" / "hf" for p in users)
+
+
+def modules_of(path):
+    """The packages that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+    return names

@@ -2,7 +2,7 @@
 
 # Importing a module registers its attentions, in the order in which they are listed.
 # isort: off
-from klformer.attention import kernelized, softmax  # noqa: F401
+from klformer.attention import kernelized, hedgehog, softmax  # noqa: F401
 from klformer.attention import local, longformer, bigbird, sparse, linformer, reformer, sinkhorn, synthesizer  # noqa: F401
 
 # isort: on

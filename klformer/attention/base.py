@@ -140,16 +140,20 @@ class AttentionMechanism(nn.Module, ABC):
             causal: Query i sees keys 0 .. i only; L must equal S.
 
         Returns:
-            (B, H, L, E).
+            (B, H, L, E), in the type of `v`; computed in the type that all three have in common.
 
         Raises:
             ValueError: for shapes that do not fit, or for what this mechanism can't do.
         """
         self._check_operands(q, k, v, key_mask, causal)
+        kind = v.dtype
+        if not q.dtype == k.dtype == kind:
+            common = torch.promote_types(torch.promote_types(q.dtype, k.dtype), kind)
+            q, k, v = q.to(common), k.to(common), v.to(common)
         if key_bias is None:
-            return self.attend(q, k, v, key_mask=key_mask, causal=causal)
+            return self.attend(q, k, v, key_mask=key_mask, causal=causal).to(kind)
         check_key_bias(key_bias, k)
-        return self.attend_weighted(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
+        return self.attend_weighted(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal).to(kind)
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
@@ -340,7 +344,7 @@ def unknown_option(name: str, options: Iterable[str]) -> str | None:
     for option in options:
         if option not in known:
             allowed = ", ".join(known) or "none"
-            return f"{name} has no option {option!r}{suggestion(option, known)} Options: {allowed}"
+            return f"{name} has no option {option!r}{suggestion(option, known) or '.'} Options: {allowed}"
     return None
 
 

@@ -86,6 +86,12 @@ class MultiheadAttention(nn.Module):
         if memory is not None and not self.mechanism.supports_cross:
             raise ArgumentError(f"{type(self.mechanism).__name__} can't attend to another sequence")
         source = x if memory is None else memory
+        for name, tokens in (("x", x), ("memory", source)):
+            if tokens.dim() != 3 or tokens.shape[-1] != self.value.in_features:
+                raise ArgumentError(
+                    f"{name} must have the shape (batch, length, {self.value.in_features}), got {tuple(tokens.shape)}; "
+                    "a single sequence is a batch of one: x[None]"
+                )
         q, k, v = self._queries(x, 0), self._keys(source, 0), self._split(self.value(source))
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
 

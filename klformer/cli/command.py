@@ -1,14 +1,15 @@
 """What a command is, and what commands need to read their arguments."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import tyro
 
-from klformer.checks import unknown
+from klformer.checks import suggestion, unknown
+from klformer.config import Config
 from klformer.errors import ArgumentError
 
 Options = TypeVar("Options")
@@ -29,7 +30,38 @@ class Command(Generic[Options]):
 
 def plain_command(options: type[Options], run: Callable[[Options], None]) -> Command[Options]:
     """A command whose arguments are the fields of a dataclass."""
-    return Command(lambda arguments, prog: tyro.cli(options, args=arguments, prog=prog), run)
+    return Command(lambda arguments, prog: read_options(options, arguments, prog), run)
+
+
+def read_options(
+    options: type[Options], arguments: Sequence[str], prog: str, *, default: Options | None = None
+) -> Options:
+    """Read arguments into a dataclass.
+
+    Args:
+        default: What is taken where nothing is given; that of the fields, if None.
+
+    Raises:
+        ArgumentError: there is no such option; the message has the nearest one.
+    """
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    found, unread = tyro.cli(options, args=arguments, prog=prog, return_unknown_args=True, **given)
+    if unread:
+        strange = next((part for part in unread if part.startswith("--")), unread[0]).partition("=")[0]
+        hint = suggestion(strange, _flags(found)) or ";"
+        raise ArgumentError(f"there is no option {strange!r}{hint} {prog} --help shows all of them")
+    return found
+
+
+def _flags(options: Any, section: str = "--") -> Iterator[str]:
+    """The flags that options are read from."""
+    is_config = isinstance(options, Config)
+    for name in type(options).model_fields if is_config else [field.name for field in fields(options)]:
+        value, flag = getattr(options, name), section + name.replace("_", "-")
+        if isinstance(value, Config) or is_dataclass(value):
+            yield from _flags(value, f"{flag}.")
+        else:
+            yield flag
 
 
 def group(kind: str, description: str, modules: Mapping[str, str]) -> Command[Any]:

@@ -1,10 +1,13 @@
 """`klformer eval`: a run, evaluated again."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
@@ -46,6 +49,31 @@ def run(options: Evaluate) -> None:
     result = loaded.evaluate(options.split, draws=options.draws)
     reporter.say(
         f"{options.split}: {result.num_examples:,} examples, {describe_score(loaded.metric, result.as_dict())}"
+    )
+    others = [metric for metric in loaded.task.objective().metrics if metric != loaded.metric]
+    if others:
+        reporter.say(", ".join(f"{metric.name} {metric.show(result.mean(metric.name))}" for metric in others))
+    if result.details and is_main_process():
+        _print_classes(loaded.task.class_names(), result.details)
+
+
+def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> None:
+    """The table of confusions with the F1 of every class, and the two numbers that sum it up."""
+    confusion = details["confusion"]
+    titles = names or [str(number) for number in range(len(confusion))]
+    table = Table(title="classes (rows) and what they were taken for (columns)", title_justify="left")
+    table.add_column("")
+    for title in titles:
+        table.add_column(title, justify="right")
+    table.add_column("F1", justify="right")
+    for title, row, f1 in zip(titles, confusion, details["f1_by_class"], strict=True):
+        table.add_row(title, *map(str, row), f"{100 * f1:.1f}%")
+    console = Console(width=max(Console().width, 20 + 12 * len(titles)))
+    console.print(table)
+    console.print(
+        f"macro F1 {100 * details['macro_f1']:.2f}%, expected calibration error "
+        f"{100 * details['calibration_error']:.2f}%",
+        highlight=False,
     )
 
 

@@ -31,7 +31,12 @@ class Entry(NamedTuple):
 COMMANDS = {
     "train": Entry("klformer.cli.train", "train a Transformer with one attention on one task"),
     "pretrain": Entry("klformer.cli.pretrain", "pretrain by guessing hidden tokens, of texts or of a task"),
+    "glue": Entry("klformer.cli.glue", "fine-tune on the tasks of GLUE, and print one table beside the paper's"),
     "compare": Entry("klformer.cli.compare", "train several attentions over several seeds, and print one table"),
+    "convert": Entry("klformer.cli.convert", "replace the softmax attention of a trained model by a learned kernel"),
+    "demo": Entry(
+        "klformer.cli.demo", "train a small softmax model and replace its attention: what is kept, in a minute"
+    ),
     "eval": Entry("klformer.cli.evaluate", "evaluate a run, averaged over draws of its frequencies"),
     "predict": Entry("klformer.cli.predict", "predict the labels of rows without them, with a run"),
     "curves": Entry("klformer.cli.curves", "draw the learning curves of runs"),
@@ -104,7 +109,7 @@ def _call(arguments: Sequence[str]) -> None:
         return
     name, *rest = arguments
     if name not in COMMANDS:
-        raise ArgumentError(unknown("command", name, COMMANDS))
+        raise ArgumentError(unknown("command", name, (*COMMANDS, "--version", "--help")))
     with _ending_at_interrupt():
         command: Command[Any] = import_module(COMMANDS[name].module).COMMAND
         # Imported here: it reads what is installed, which --version does not need.

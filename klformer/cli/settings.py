@@ -10,9 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
-from klformer.cli.command import peek
+from klformer.cli.command import peek, read_options
 from klformer.models import AttentionSpec, ModelConfig
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
@@ -95,7 +93,7 @@ def parse_settings(
         own = {"attention": start.attention.label(), "seed": start.seed, "init_from": start.init_from}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
     default = command(task=usual.task, preset=usual.preset, **sections, **own)
-    return tyro.cli(command, args=arguments, default=default, prog=prog)
+    return read_options(command, arguments, prog, default=default)
 
 
 def _started_from(usual: ExperimentConfig, source: ExperimentConfig) -> ExperimentConfig:

@@ -60,7 +60,8 @@ class TransformerLayer(nn.Module):
         """(B, L, model_dim) -> (B, L, model_dim), or only the first `num_outputs` positions of it."""
         keys = self.self_norm(x)
         # Where queries need not be as many as keys, those that nobody asks for are left out from the start.
-        if num_outputs is not None and self.self_attention.mechanism.supports_cross:
+        fewer = self.self_attention.mechanism.supports_cross and not self.self_attention.causal
+        if num_outputs is not None and fewer:
             attended = self.self_attention(keys[:, :num_outputs], keys, key_mask=key_mask)
         else:
             attended = self.self_attention(keys, key_mask=key_mask)[:, :num_outputs]
@@ -133,6 +134,11 @@ class _Stack(nn.Module):
         memory_mask: Tensor | None = None,
         num_outputs: int | None = None,
     ) -> Tensor:
+        if x.dim() != 3 or x.shape[-1] != self.config.model_dim:
+            raise ArgumentError(
+                f"x must have the shape (batch, length, {self.config.model_dim}), got {tuple(x.shape)}; "
+                "a single sequence is a batch of one: x[None]"
+            )
         for index, layer in enumerate(self.layers):
             wanted = num_outputs if index == len(self.layers) - 1 else None
             if self.config.checkpoint_layers and self.training:
@@ -147,13 +153,14 @@ class TransformerEncoder(_Stack):
 
     Args:
         config: Sizes and attention.
+        causal: Every position sees itself and the past only. `TransformerDecoder` is the same and can generate.
 
     Raises:
-        ValueError: if an attention can't be built with these sizes.
+        ValueError: if an attention can't be built with these sizes, or has no causal form where it should.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config, causal=False, cross_attention=False)
+    def __init__(self, config: EncoderConfig, *, causal: bool = False) -> None:
+        super().__init__(config, causal=causal, cross_attention=False)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None, num_outputs: int | None = None) -> Tensor:
         """Encode x (B, L, model_dim).

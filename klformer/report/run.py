@@ -23,9 +23,11 @@ from klformer.training.metrics import Metric
 #: No run has as many steps; larger numbers can't be drawn.
 MAX_STEP = 10**12
 #: Where the data lay says nothing about a result, and a page may be published.
-PRIVATE = {"data.root"}
+PRIVATE = {"data.root", "data.train", "data.validation", "data.test", "data.tokens.file", "init_from"}
 
 
+#: What is said of a run that started from another one's weights.
+PRETRAINED = "pretrained"
 ACCURACY = Metric("accuracy", higher_is_better=True, percent=True)
 #: What every validation has, whatever the task.
 LOSS = Metric("loss", higher_is_better=False, percent=False)
@@ -100,7 +102,7 @@ def read_run(folder: Path, *, title: str = "") -> Run:
         name=folder.resolve().name,
         title=title or folder.resolve().name,
         task=info,
-        attention=_label(task, preset, name, options),
+        attention=_label(task, preset, name, options, pretrained=config.get("init_from") is not None),
         preset=preset,
         seed=seed,
         config={key: value for key, value in flatten(config).items() if key not in PRIVATE},
@@ -148,7 +150,7 @@ def _read_result(content: Mapping[str, Any], path: Path) -> Result:
     if not isinstance(environment, dict):
         raise RunError(f"{path} is damaged: environment is not an object")
     return Result(
-        test=_score(content, "test", path),
+        test=Score({**_score(content, "test", path).numbers, **_mismatched(content)}),
         validation=_score(content, "validation", path),
         protocol=str(content.get("protocol", "")),
         numbers=dict(_numbers(content)),
@@ -163,6 +165,12 @@ def _score(content: Mapping[str, Any], split: str, path: Path) -> Score:
     return Score(dict(_numbers(score)))
 
 
+def _mismatched(content: Mapping[str, Any]) -> dict[str, float]:
+    """The second test set that MNLI has, beside the first."""
+    score = content.get("mismatched")
+    return {f"mismatched_{key}": value for key, value in _numbers(score)} if isinstance(score, dict) else {}
+
+
 def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in content.items():
         number = finite(value)
@@ -170,12 +178,14 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield key, number
 
 
-def _label(task: str, preset: str, name: str, options: Mapping[str, Any]) -> str:
-    """As in `klformer train`, also for attentions, tasks and presets that this version does not know."""
+def _label(task: str, preset: str, name: str, options: Mapping[str, Any], *, pretrained: bool) -> str:
+    """As in `klformer train`, also for attentions, tasks and presets that this version does not know; that it started
+    from another run is said as if it was an option."""
     usual: Mapping[str, Any] = {}
     if name in attention_names():
         known = task in task_names() and preset in preset_names(task)
         usual = usual_options(preset, task, name) if known else attention_options(name)
     chosen = {key: value for key, value in options.items() if key not in usual or usual[key] != value}
-    text = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(chosen.items()))
+    said = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in sorted(chosen.items())]
+    text = ",".join([*said, *([PRETRAINED] if pretrained else [])])
     return f"{name}:{text}" if text else name

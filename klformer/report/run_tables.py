@@ -1,15 +1,17 @@
 """The tables of runs: one a setting, and the paper's LRA and GLUE tables with these runs beside them."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from klformer.memory import MEBIBYTE
-from klformer.report.paper_numbers import GLUE, GLUE_COLUMNS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, LraRow
-from klformer.report.run import ACCURACY
+from klformer.report.paper_numbers import GLUE_COLUMNS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, LraRow
+from klformer.report.run import ACCURACY, PRETRAINED
 from klformer.report.settings import Group, Setting, attention_order, count
 from klformer.report.tables import MISSING, Cell, Column, Table, number, percent, words
+from klformer.runs.glue_numbers import GLUE
 from klformer.training.metrics import Metric
 
 #: What runs may call the metrics of the GLUE table.
@@ -19,8 +21,16 @@ METRIC_NAMES = {
     "matthews": ("matthews", "matthews_correlation", "mcc"),
 }
 METRIC_TITLES = {"accuracy": "acc", "f1": "F1", "matthews": "MCC"}
-#: What runs of classifications call the accuracy of the majority vote over draws.
-VOTE = "voting_accuracy"
+#: What runs of classes have besides, by its name in results: heading, the scores it stands with, and what it is.
+EXTRAS = {
+    "voting_accuracy": ("vote", ACCURACY.label, "accuracy of the majority vote over draws of the frequencies"),
+    "macro_f1": ("F1", "classes, %", "mean of the F1 of all classes, with the mean probabilities of the draws"),
+    "calibration_error": (
+        "calibration",
+        "classes, %",
+        "expected calibration error: how far probabilities are from how often they are right",
+    ),
+}
 
 
 def lra_table(settings: Sequence[Setting]) -> Table:
@@ -109,22 +119,22 @@ def _no_score(group: Group) -> Cell:
 
 
 def setting_table(setting: Setting) -> Table:
-    """All attentions of one setting; with the paper's figures and with votes, where there are any."""
+    """All attentions of one setting; with the paper's figures, votes, F1 and calibration, where there are any."""
     task, metric = setting.paper_task, setting.metric
     paper = {row.attention: row.accuracy(task) for row in LRA} if task is not None else {}
     has_paper = any(paper.get(group.attention) is not None for group in setting.groups)
-    has_votes = any(group.test(VOTE) is not None for group in setting.groups)
+    extras = [name for name in EXTRAS if any(group.test(name) is not None for group in setting.groups)]
     rows = []
     unranked = [group for group in setting.groups if group.score() is None]
     for group in [*(group for group, _ in setting.ranked()), *unranked]:
         printed = [number(paper.get(group.attention))] if has_paper else []
-        votes = [percent(group.test(VOTE))] if has_votes else []
-        rows.append((*_runs_of(group), *printed, *_scores(group, votes, best=setting.is_best(group)), *_costs(group)))
-    columns = _setting_columns(metric, has_paper=has_paper, has_votes=has_votes)
+        more = [percent(group.test(name)) for name in extras]
+        rows.append((*_runs_of(group), *printed, *_scores(group, more, best=setting.is_best(group)), *_costs(group)))
+    columns = _setting_columns(metric, has_paper=has_paper, extras=extras)
     return Table(f"setting-{setting.letter}", "Attentions, best first", columns, tuple(rows))
 
 
-def _setting_columns(metric: Metric, *, has_paper: bool, has_votes: bool) -> tuple[Column, ...]:
+def _setting_columns(metric: Metric, *, has_paper: bool, extras: Sequence[str]) -> tuple[Column, ...]:
     score, cost = metric.label, "cost"
     spread = (
         f"standard deviation of the test {metric.name} over seeds, "
@@ -136,11 +146,7 @@ def _setting_columns(metric: Metric, *, has_paper: bool, has_votes: bool) -> tup
         *([Column("paper", "paper", score, hint="as printed in the paper, at its own budget")] if has_paper else []),
         Column("test", "here", score, hint="on the test set, averaged over draws of the frequencies and over seeds"),
         Column("±", "here", score, hint=spread),
-        *(
-            [Column("vote", "here", ACCURACY.label, hint="of the majority vote over draws of the frequencies")]
-            if has_votes
-            else []
-        ),
+        *(Column(title, "here", scores, hint=hint) for title, scores, hint in map(EXTRAS.__getitem__, extras)),
         Column("validation", "here", score, hint="best on the validation set so far, also of unfinished runs"),
         Column("best step", "here", hint="step of the weights that were tested"),
         Column("tokens/s", "here", cost, hint="median speed of training; other work on the machine shows in it"),
@@ -197,7 +203,8 @@ def glue_table(settings: Sequence[Setting]) -> Table:
             else words(attention, code=True)
         ]
         for position, (_, metric, task) in enumerate(GLUE_COLUMNS):
-            row.append(number(GLUE[attention][position] if attention in GLUE else None))
+            paper = GLUE.get(attention.removesuffix(f":{PRETRAINED}"))
+            row.append(number(None if paper is None else paper[position]))
             if ours:
                 row.append(_glue_cell(attention, task, metric, ours))
         rows.append(tuple(row))
@@ -212,12 +219,19 @@ def glue_task(task: str) -> str | None:
 
 
 def _glue_cell(attention: str, task: str, metric: str, settings: Sequence[Setting]) -> Cell:
+    wanted, prefix = ("mnli", "mismatched_") if task == "mnli-mm" else (task, "")
+    tried = []
     for setting in settings:
         group = setting.group(attention)
-        if glue_task(setting.task.name) != task or group is None:
+        if glue_task(setting.task.name) != wanted or group is None:
             continue
-        for name in METRIC_NAMES[metric]:
-            value = group.test(name)
-            if value is not None:
-                return number(value, note=setting.letter)
-    return MISSING
+        values = [group.test(f"{prefix}{name}") for name in METRIC_NAMES[metric]]
+        if known := [value for value in values if value is not None]:
+            validation = group.best_validation()
+            rank = -math.inf if validation is None else setting.metric.rank(validation)
+            tried.append((rank, known[0], setting.letter))
+    if not tried:
+        return MISSING
+    # Of several settings, such as learning rates, the one that is best on validation.
+    _, value, letter = max(tried, key=lambda one: one[0])
+    return number(value, note=letter)

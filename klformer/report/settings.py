@@ -29,6 +29,9 @@ COMPARED: dict[str, type[BaseModel]] = {
 }
 FREE = {
     "data.root",
+    "data.train",
+    "data.validation",
+    "data.test",
     "data.text_column",
     "data.label_column",
     "training.checkpoint_every",

@@ -310,6 +310,8 @@ class RunFolder:
             raise RunError(f"{self} was started with other data: {'; '.join(changed)}")
 
     def _check_is_run(self) -> None:
+        if not self.path.exists():
+            raise RunError(f"there is no folder {self}")
         if not self.is_run():
             raise RunError(f"{self} is not a run: it has no {self.CONFIG}")
 

@@ -51,7 +51,7 @@ def predict_file(loaded: LoadedRun, path: Path, out: Path, *, draws: int, keep: 
     """
     names = loaded.task.class_names() or _numbered(loaded)
     count = 0
-    with writing_table(out, _columns(names, keep)) as writer:
+    with writing_table(out, _columns(loaded.task.row_column, names, keep)) as writer:
         for chunk in loaded.task.read_inputs(path, keep=keep, chunk=CHUNK):
             _write(writer, chunk, answer(loaded, chunk, draws=draws), names)
             count += len(chunk.rows)
@@ -84,8 +84,8 @@ def _numbered(loaded: LoadedRun) -> tuple[str, ...] | None:
     return tuple(map(str, range(outputs))) if outputs > 1 else None
 
 
-def _columns(names: Sequence[str] | None, keep: Sequence[str]) -> dict[str, type]:
-    columns: dict[str, type] = {"row": int} | dict.fromkeys(keep, str)
+def _columns(row: tuple[str, type], names: Sequence[str] | None, keep: Sequence[str]) -> dict[str, type]:
+    columns: dict[str, type] = dict([row]) | dict.fromkeys(keep, str)
     if names is None:
         return columns | {"prediction": float, "deviation": float}
     columns |= {"prediction": str, "probability": float, "deviation": float}

@@ -5,6 +5,7 @@ from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.corpus import Corpus
 from klformer.tasks.csv import Csv
+from klformer.tasks.folder import Folder
 from klformer.tasks.glue import register_glue
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
@@ -14,7 +15,7 @@ from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
-for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Csv, Corpus):
+for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Csv, Folder, Corpus):
     register_task(_task)
 register_glue()
 
@@ -23,6 +24,7 @@ __all__ = [
     "Corpus",
     "Csv",
     "DataConfig",
+    "Folder",
     "GeneratedData",
     "Image",
     "ListOps",

@@ -43,12 +43,12 @@ class InputChunk:
     """Some rows without labels.
 
     Args:
-        rows: Their numbers in the file: lines of a text, rows of a parquet file.
+        rows: What each is called: its line in a text, its number in a parquet file, its own file.
         sequences: What the model sees of them.
         kept: Fields that are passed on, for each row.
     """
 
-    rows: list[int]
+    rows: list[int] | list[str]
     sequences: Sequences
     kept: list[tuple[Any, ...]]
 
@@ -100,6 +100,8 @@ class Task(ABC):
     #: Whether there are no files: what is read is generated at once.
     in_memory: ClassVar[bool] = False
     default_max_len: ClassVar[int]
+    #: How rows without labels are called in predictions, and by what.
+    row_column: ClassVar[tuple[str, type]] = ("row", int)
     #: Examples of the official files, by part.
     official_sizes: ClassVar[Mapping[Split, int]] = MappingProxyType({})
 

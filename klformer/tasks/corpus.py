@@ -195,7 +195,8 @@ class Corpus(Task):
         return self._store.get(fingerprint, self._encoded(files, tokens), vocab_size=tokens.vocab_size)
 
     def _encoded(self, files: list[Path], tokens: Tokens) -> Iterator[AnyArray]:
-        say(f"tokenising {len(files)} file{'s' * (len(files) > 1)} of {self.location()}", quiet=self.quiet)
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        say(f"tokenising {files[0]}{more}", quiet=self.quiet)
         lines: list[str] = []
         for line in self._lines(files, _NOTHING):
             lines.append(line)

@@ -6,7 +6,7 @@ every model and on every rank.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Evaluation:
         by_draw: Of every metric its value in each draw.
         combined: Of every metric its value for the combined prediction of all draws.
         combination: What that is called.
+        details: What else the objective has to say, from the mean of the draws' answers.
     """
 
     num_examples: int
@@ -38,6 +39,7 @@ class Evaluation:
     by_draw: Mapping[str, tuple[float, ...]]
     combined: Mapping[str, float]
     combination: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def draws(self) -> int:
@@ -65,7 +67,7 @@ class Evaluation:
                 f"{self.combination}_{name}": self.combined[name],
                 f"{name}_by_draw": list(values),
             }
-        return content
+        return content | dict(self.details)
 
 
 def evaluate(
@@ -90,6 +92,8 @@ def evaluate(
     shape = (passes, len(examples), *objective.prediction_shape)
     predicted = torch.zeros(shape, dtype=objective.prediction_dtype, device=device)
     losses, counted = torch.zeros(passes, device=device), torch.zeros((), dtype=torch.long, device=device)
+    explained = draws is not None and objective.has_details
+    answers = torch.zeros(len(examples), objective.num_outputs if explained else 0, device=device)
     with evaluating(model):
         for everyones in batches:
             indices = np.array_split(everyones, accelerator.num_processes)[accelerator.process_index]
@@ -102,6 +106,8 @@ def evaluate(
             losses += objective.loss_of(outputs, batch)
             counted += objective.count(outputs, batch)
             predicted[:, batch.ids] = objective.predict(outputs, batch)
+            if explained:
+                answers[batch.ids] = objective.answers(outputs).mean(0)
     # Every example belongs to one rank; the others hold 0 for it.
     predicted = accelerator.reduce(predicted, "sum")
     losses = accelerator.reduce(losses, "sum") / accelerator.reduce(counted, "sum").item()
@@ -113,6 +119,7 @@ def evaluate(
         by_draw={metric.name: tuple(values[metric.name] for values in of_draws) for metric in objective.metrics},
         combined=objective.measure(objective.combine(predicted), targets),
         combination=objective.combination,
+        details=objective.details(accelerator.reduce(answers, "sum"), targets) if explained else {},
     )
 
 

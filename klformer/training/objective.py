@@ -12,7 +12,7 @@ and of nothing else.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -89,6 +89,15 @@ class Objective(ABC):
         """What outputs (..., num_outputs) mean to people, for the mean and the deviation over draws: probabilities of
         classes, or numbers in the targets' own units."""
         return outputs
+
+    @property
+    def has_details(self) -> bool:
+        """Whether `details` has something to say."""
+        return False
+
+    def details(self, answers: Tensor, targets: Tensor) -> dict[str, Any]:
+        """More on a split for its result, as JSON, from the mean answers (N, num_outputs) of all draws."""
+        return {}
 
     def pose(self, batch: Batch, draw: Sequence[int]) -> Batch:
         """What the model is asked about a batch: the batch as it is, or something hidden in it.

@@ -14,7 +14,7 @@ from klformer.testing.subjects import NAMES, every_direction
 def test_names_of_the_paper():
     learned = {"gmm-rks", "fastfood-rks", "generative-rks", "gmm-prf", "fastfood-prf", "generative-prf"}
     ours = {"atoms-rks", "atoms-prf"}
-    fixed = {"rbf-rks", "performer", "linear-elu", "softmax"}
+    fixed = {"rbf-rks", "performer", "linear-elu", "hedgehog", "softmax"}
     others = {"synthesizer", "sinkhorn", "sparse", "reformer", "local", "longformer", "linformer", "bigbird"}
     assert set(NAMES) == learned | ours | fixed | others
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 from cli_support import fails, run
 from run_support import damage, sealed
-from support import TINY
+from support import TINY, TINY_MODEL
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_a_run_that_is_not_there_does_not_go_on(folder, capsys):
 
 
 def test_what_fails_leaves_no_folder(home, capsys):
-    error = fails(capsys, 1, "train", "--name", "z", *TINY, "--data.test-limit", "46")
-    assert "test_limit is 46, but there are 45 examples" in error
+    error = fails(capsys, 1, "train", "--name", "z", "--task", "csv", *TINY_MODEL, "--data.train", str(home / "no.csv"))
+    assert "no.csv" in error
     assert not (home / "runs" / "z").exists()
 
 

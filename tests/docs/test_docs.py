@@ -1,4 +1,4 @@
-"""What the docs say is there: links lead somewhere, files that are named exist, and commands are read by the command line."""
+"""What the docs say is there: links lead somewhere, named files exist, and the command line reads the commands."""
 
 import re
 import shlex

@@ -1,5 +1,6 @@
 """Inputs that are nearly right: bytes and JSON, changed at random places."""
 
+import copy
 import json
 from typing import Any
 
@@ -77,14 +78,16 @@ def mutated_json(random, content):
         key = random.choice(keys)
         match random.randrange(5):
             case 0 | 1:
-                holder[key] = random.choice(STRANGE)
+                holder[key] = copy.deepcopy(random.choice(STRANGE))
             case 2:
                 del holder[key]
             case 3:
                 other = random.choice(holders)
                 holder[key] = json.loads(json.dumps(other))
             case 4 if isinstance(holder, dict):
-                holder[random.choice(("x", "", "root", "format", "seed", "step", "é"))] = random.choice(STRANGE)
+                holder[random.choice(("x", "", "root", "format", "seed", "step", "é"))] = copy.deepcopy(
+                    random.choice(STRANGE)
+                )
     return tree
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from klformer.attention import attention_names
-from klformer.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_COLUMNS, LRA, RANDOM
+from klformer.report.paper_numbers import EIGENVALUES, ERRATA, GLUE_COLUMNS, LRA, RANDOM
+from klformer.runs.glue_numbers import GLUE
 
 
 def test_averages_of_the_lra_table_and_their_misprint():

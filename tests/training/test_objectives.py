@@ -184,7 +184,7 @@ def updated(objective, accumulation):
         signal=StopSignal(),
         clock=CheckpointClock(None),
     )
-    return stepper.step(np.arange(7)), model.table.weight.detach()
+    return stepper.step(np.arange(7), (0, 1)), model.table.weight.detach()
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

@@ -1,7 +1,7 @@
 """One of several classes for every sequence, or every pair: cross-entropy, accuracy, and a majority vote of draws."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from klformer.checks import check_count
 from klformer.data import Batch
 from klformer.data.sequences import AnyArray
 from klformer.errors import ArgumentError
+from klformer.training.class_report import MOST_CLASSES, ClassReport
 from klformer.training.metrics import Metric
 from klformer.training.objective import Objective
 
@@ -53,6 +54,13 @@ class Classification(Objective):
 
     def answers(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(-1)
+
+    @property
+    def has_details(self) -> bool:
+        return self.num_classes <= MOST_CLASSES
+
+    def details(self, answers: Tensor, targets: Tensor) -> dict[str, Any]:
+        return ClassReport.of(answers, targets).as_dict()
 
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         return {"accuracy": (predictions == targets).float().mean().item()}

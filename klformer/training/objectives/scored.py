@@ -39,7 +39,10 @@ class Matthews(Classification):
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         from torchmetrics.functional.classification import binary_matthews_corrcoef
 
-        value = binary_matthews_corrcoef(predictions, targets).item()
+        value = 0.0
+        # Always the same answer is correlated with nothing; the library gives another limit there.
+        if (predictions != predictions[0]).any() and (targets != targets[0]).any():
+            value = binary_matthews_corrcoef(predictions, targets).item()
         return super().measure(predictions, targets) | {"matthews": value}
 
 

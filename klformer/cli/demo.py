@@ -1,0 +1,47 @@
+"""`klformer demo`: the main job in a minute, which is what `make run` runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from klformer.cli.command import plain_command
+from klformer.runs.demo import FIGURE, LONG, SUMMARY, demonstrate, what_was_seen
+from klformer.training.progress import make_reporter
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a small softmax model, replace its attention by fixed and by learned kernels, and print what was kept.
+
+    Example: klformer demo --out runs/demo
+    """
+
+    out: Path = Path("runs/demo")
+    """Folder for the run of the softmax model, summary.json and kernel.png."""
+    train_steps: int = 400
+    """Steps that the softmax model is trained for."""
+    fit_steps: int = 300
+    """Steps that each kernel is fitted for."""
+
+
+def run(options: Demo) -> None:
+    """Train, convert, print a table and two sentences."""
+    rows = demonstrate(
+        options.out, make_reporter(quiet=False), train_steps=options.train_steps, fit_steps=options.fit_steps
+    )
+    table = Table(title="associative recall: a trained softmax model with its attention replaced", title_justify="left")
+    for column in ("attention", "kernel", "features R", "accuracy", "seconds", f"s at {LONG:,} tokens"):
+        table.add_column(column, justify="left" if column in ("attention", "kernel") else "right")
+    for row in rows:
+        kind = "learned" if row.learned else "none" if row.num_frequencies is None else "fixed"
+        count = "" if row.num_frequencies is None else str(row.num_frequencies)
+        cells = (f"{row.accuracy:.1%}", f"{row.seconds:.0f}", f"{row.long_seconds:.3f}")
+        table.add_row(row.attention, kind, count, *cells)
+    Console(width=max(100, Console().width)).print(table)
+    print(what_was_seen(rows))
+    print(f"{SUMMARY} and {FIGURE} (one head's weights before and after) are in {options.out}")
+
+
+COMMAND = plain_command(Demo, run)

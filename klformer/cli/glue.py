@@ -1,0 +1,141 @@
+"""`klformer glue`: the tasks of GLUE for pretrained runs, or from scratch, and one table beside the paper's."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from klformer.cli.command import plain_command
+from klformer.errors import ArgumentError
+from klformer.models import AttentionSpec
+from klformer.runs.glue import RESULTS, Plan, Start, cell_values, check_pretrained, paper_values, run_glue
+from klformer.runs.glue_numbers import Cell
+from klformer.runs.naming import run_name
+from klformer.runs.presets import preset
+from klformer.runs.train import finished_result, train_run
+from klformer.tasks.glue import GLUE_TASKS, LEARNING_RATES
+from klformer.training.processes import is_main_process
+from klformer.training.progress import Reporter, make_reporter
+
+#: FastFood with all diagonals learned, one, or none.
+ABLATION = tuple(f"fastfood-rks:learn={learn}" for learn in ("none", "s", "sgb"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glue:
+    """Fine-tune models on the tasks of GLUE, and print one table beside the paper's.
+
+    Models are pretrained runs (`--init-from`), attentions that are pretrained on a corpus first (`--attentions` with
+    `--corpus`), or attentions from scratch (`--attentions` alone). Runs that are done are not done again, and
+    interrupted ones go on. Examples:
+
+      klformer glue --data-root glue_data --init-from runs/corpus-wikitext-2-masked-laptop-softmax-seed0
+      klformer glue --data-root glue_data --attentions softmax fastfood-prf --corpus wikitext-2
+      klformer glue --data-root glue_data --attentions softmax --tasks sst2 rte --seeds 0 1
+      klformer glue --data-root glue_data --ablation --corpus wikitext-2
+    """
+
+    init_from: tuple[Path, ...] = ()
+    """Pretrained runs."""
+    attentions: tuple[str, ...] = ()
+    """Attentions, each with options after a colon."""
+    ablation: bool = False
+    """The paper's ablation: FastFood with nothing learned, with S, and with S, G and B."""
+    corpus: Path | None = None
+    """Pretrain the attentions on this corpus first, with the same preset."""
+    data_root: Path | None = None
+    """Folder of GLUE's tree."""
+    tasks: tuple[str, ...] = tuple(GLUE_TASKS)
+    """Tasks."""
+    preset: Literal["paper", "laptop"] = "laptop"
+    """Preset of pretraining and fine-tuning."""
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates, of which the best on validation is taken. Default: the paper's five, or three for a laptop."""
+    seeds: tuple[int, ...] = (0,)
+    """One run of every task and learning rate for each."""
+    max_steps: int | None = None
+    """Steps of a fine-tuning run, if not those of the preset."""
+    out: Path = Path("runs")
+    """Folder for runs."""
+    quiet: bool = False
+    """Say nothing but errors; the table is still printed."""
+
+
+def run(options: Glue) -> None:
+    """Do the runs that are not done, and print the table.
+
+    Raises:
+        ArgumentError: there is no model, or something twice.
+        RunError: a pretrained run is not finished, or does not fit.
+    """
+    plan = Plan(
+        preset=options.preset,
+        tasks=options.tasks,
+        learning_rates=options.learning_rates or LEARNING_RATES[options.preset],
+        seeds=options.seeds,
+        root=None if options.data_root is None else options.data_root.expanduser().absolute(),
+        max_steps=options.max_steps,
+    )
+    attentions = (*options.attentions, *(ABLATION if options.ablation else ()))
+    if options.corpus is not None and not attentions:
+        raise ArgumentError("--corpus is what attentions are pretrained on; give --attentions or --ablation")
+    out, reporter = options.out.expanduser(), make_reporter(quiet=options.quiet)
+    for folder in options.init_from:
+        check_pretrained(folder.expanduser())
+    starts = [Start.from_run(folder.expanduser()) for folder in options.init_from]
+    for text in attentions:
+        if options.corpus is None:
+            starts.append(Start.from_scratch(text))
+        else:
+            starts.append(Start.from_run(_pretrained(text, options.corpus, options.preset, out, reporter)))
+    rows = run_glue(plan, starts, out / "glue", reporter=reporter)
+    if is_main_process():
+        console = Console(width=max(160, Console().width))
+        console.print(_table(rows, plan))
+        console.print(f"runs and {RESULTS} are in {out / 'glue'}", highlight=False)
+
+
+def _pretrained(text: str, corpus: Path, preset_name: str, out: Path, reporter: Reporter) -> Path:
+    """The pretrained run of an attention, made if it is not there."""
+    config = preset(preset_name, "corpus", AttentionSpec.parse(text))
+    data = config.data.model_copy(update={"root": corpus}).absolute()
+    config = config.model_copy(update={"data": data, "objective": "masked"})
+    folder = out / run_name(config)
+    if finished_result(config, folder) is None:
+        train_run(config, folder, resume=True, reporter=reporter)
+    return folder
+
+
+def _table(rows: Sequence[Mapping[str, Any]], plan: Plan) -> Table:
+    cells = [cell for cell in cell_values(rows[0]) if cell[0] in plan.tasks]
+    table = Table(
+        title=f"GLUE, preset {plan.preset}: GLUE's dev sets, learning rate by a part of train that is held out",
+        caption=f"Mean over {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}, and its deviation. The paper's rows "
+        "are its own, of larger models.",
+        caption_justify="left",
+    )
+    table.add_column("model", overflow="fold")
+    for task, metric, part in cells:
+        table.add_column(f"{task} {'' if part == 'test' else part + ' '}{metric}", justify="right")
+    for row in rows:
+        values = cell_values(row)
+        table.add_row(row["model"], *(_shown(values[cell]) for cell in cells))
+        if paper := paper_values(row):
+            table.add_row(f"  paper, {row['attention']}", *(_paper_shown(paper, cell) for cell in cells), style="dim")
+    return table
+
+
+def _shown(values: Sequence[float]) -> str:
+    text = f"{statistics.mean(values):.3f}"
+    return text if len(values) == 1 else f"{text} +- {statistics.stdev(values):.3f}"
+
+
+def _paper_shown(paper: Mapping[Cell, float], cell: Cell) -> str:
+    return f"{paper[cell]:.3g}" if cell in paper else ""
+
+
+COMMAND = plain_command(Glue, run)

@@ -1,0 +1,302 @@
+"""`klformer.convert`: a trained softmax model becomes linear, its kernels learned from its own queries and keys."""
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from klformer.attention import AttentionMechanism, AttentionSpec, attention_capabilities
+from klformer.checks import check_choice, check_count, check_number
+from klformer.conversion import saving
+from klformer.conversion.batches import Batches
+from klformer.conversion.certify import Certificate, LayerErrors, figures
+from klformer.conversion.distil import Trained, distil
+from klformer.conversion.fit import HeadErrors, Loss, Progress, fit, measure, start
+from klformer.conversion.hosts import Batch, ConversionError, Extension, Host, Site, chosen_sites
+from klformer.conversion.own import OwnHost
+from klformer.conversion.record import SiteRecord
+from klformer.conversion.resume import Store
+from klformer.errors import ArgumentTypeError
+
+#: Kernels learn so many times faster than other weights in fine-tuning.
+KERNEL_RATE_FACTOR = 10.0
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted model and what it kept."""
+
+    model: nn.Module
+    certificate: Certificate
+    records: Mapping[str, SiteRecord]
+    """The attentions that are in the model now, by the names of their sites."""
+
+    def save(self, folder: str | Path, *, tokenizer: Any = None) -> None:
+        """Write the model and its certificate; `load_converted` gives the same model back, bit for bit.
+
+        A model of transformers becomes one of its folders, with `tokenizer` if it is given. Of a model of klformer the
+        weights and the attentions are written.
+        """
+        saving.save(self.model, self.records, self.certificate, Path(folder), tokenizer=tokenizer)
+
+
+def convert(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    attention: str | AttentionSpec = "atoms-prf",
+    options: Mapping[str, Any] | None = None,
+    layers: tuple[int, ...] | None = None,
+    steps: int = 300,
+    learning_rate: float = 0.05,
+    loss: Loss = "output",
+    finetune_steps: int = 0,
+    finetune: Trained = "all",
+    finetune_learning_rate: float = 1e-4,
+    keep_softmax: int | float = 0,
+    max_positions: int | None = None,
+    extension: Extension = "repeat",
+    evaluation: Iterable[Batch] | None = None,
+    state_file: str | Path | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Replace the softmax attention of a trained model by a kernel that is learned from the model's queries and keys.
+
+    The model that is given is left as it is.
+
+    Args:
+        model: A model of transformers that calls its attention interface, or one of klformer's layers with softmax.
+        batches: What the model is called with, as mappings from names to tensors, labels included if there are any.
+            One of ten, eight at most, is held out to measure by.
+        attention: The attention to put in, with options as text if you like.
+        options: Options of the attention; `klformer.attention_options(name)` lists them.
+        layers: Which layers, counted from 0 in the order in which they run; None for all.
+        steps: Steps of fitting, a batch each; it ends earlier if nothing is gained any more.
+        learning_rate: Of the kernels, when they are fitted.
+        loss: What is fitted: the "output" of attention, or its "weights" by their cross-entropy, which takes time and
+            memory quadratic in the length.
+        finetune_steps: Steps of distillation of the teacher's answers after that.
+        finetune: What they train: "all" weights, or the "kernels" alone.
+        finetune_learning_rate: Of all weights but the kernels', which take ten times as much.
+        keep_softmax: How many layers stay softmax, those with the largest errors; or, below 1, the error above which a
+            layer stays softmax. Figures without them are in the certificate as well.
+        max_positions: Tokens that the converted model is to read, more than the teacher: its learned position
+            embeddings are extended. Batches may be as long; the teacher that they are compared with is extended, too.
+        extension: How: the same rows again ("repeat"), or drawn out ("interpolate").
+        evaluation: Batches to measure by, in place of some of `batches`.
+        state_file: Where the state of fitting is saved now and then. What is there is gone on with, if the arguments
+            are the same; when all is done, the file is removed.
+        seed: Of everything that is random.
+        progress: Called with what is done, the step, the number of steps, and the error.
+
+    Raises:
+        ConversionError: the model can't be converted; nothing was done then.
+        ArgumentError: an argument is not allowed.
+
+    Example:
+        >>> import klformer, transformers
+        >>> model = transformers.AutoModelForMaskedLM.from_pretrained("bert-base-uncased")  # doctest: +SKIP
+        >>> conversion = klformer.convert(model, batches)  # doctest: +SKIP
+        >>> conversion.save("bert-linear")  # doctest: +SKIP
+    """
+    spec = _spec(attention, options)
+    check_count("steps", steps, minimum=0)
+    check_count("finetune_steps", finetune_steps, minimum=0)
+    check_number("learning_rate", learning_rate, exclusive=True)
+    check_number("finetune_learning_rate", finetune_learning_rate, exclusive=True)
+    check_number("keep_softmax", keep_softmax)
+    check_choice("loss", loss, ("output", "weights"))
+    check_choice("finetune", finetune, ("kernels", "all"))
+    check_choice("extension", extension, ("repeat", "interpolate"))
+    clock = _Clock()
+    teacher = host_of(model)
+    if max_positions is not None:
+        check_count("max_positions", max_positions)
+        teacher = host_of(copy.deepcopy(model))
+        teacher.extend_positions(max_positions, extension)
+    data = Batches(batches, evaluation, steps=steps + finetune_steps, seed=seed)
+    with _evaluating(teacher.model):
+        sites = teacher.sites(data.held_out[0])
+        chosen = chosen_sites(sites, layers)
+        _check_attention(spec, chosen)
+        student = host_of(copy.deepcopy(teacher.model))
+        mechanisms = _build(spec, chosen, model, seed)
+        start(student, mechanisms, data, seed=seed)
+        at_start = measure(student, mechanisms, data.held_out)
+        clock.lap("start")
+        store = None
+        if state_file is not None:
+            settings = {"attention": spec.complete().label(), "layers": [site.name for site in chosen], "steps": steps}
+            settings |= {"learning_rate": learning_rate, "loss": loss, "seed": seed, "batches": data.fingerprint()}
+            store = Store(Path(state_file), settings)
+        fit(
+            student,
+            mechanisms,
+            data,
+            steps=steps,
+            learning_rate=learning_rate,
+            loss=loss,
+            progress=progress,
+            store=store,
+        )
+        fitted = measure(student, mechanisms, data.held_out)
+        clock.lap("fit")
+        student.install(mechanisms)
+        measured = partial(figures, teacher=teacher, batches=data.held_out, causal=chosen[0].causal)
+        kept = _stay_softmax(fitted, keep_softmax)
+        linear = measured(student) if kept or not finetune_steps else {}
+        student.remove(kept)
+        trained = {name: mechanism for name, mechanism in mechanisms.items() if name not in kept}
+        if finetune_steps:
+            distil(
+                student,
+                teacher,
+                trained,
+                data,
+                steps=finetune_steps,
+                learning_rate=finetune_learning_rate,
+                kernel_learning_rate=finetune_learning_rate * KERNEL_RATE_FACTOR,
+                trained=finetune,
+                first_step=steps,
+                progress=progress,
+            )
+            clock.lap("finetune")
+        present = measured(student) if kept or finetune_steps else linear
+        certificate = Certificate(
+            model=type(model).__name__,
+            layers=_layer_errors(sites, spec, at_start, fitted, kept),
+            teacher=measured(teacher),
+            linear=linear if kept else present,
+            hybrid=present if kept else None,
+            num_held_out=len(data.held_out),
+            seconds=clock.laps,
+            processor_seconds=clock.processor_seconds(),
+            notes=_notes(sites, chosen, kept, finetune_steps),
+        )
+    if store is not None:
+        store.forget()
+    records = {site.name: _record(spec, site) for site in chosen if site.name in trained}
+    return Conversion(student.model.eval(), certificate, records)
+
+
+def host_of(model: nn.Module) -> Host:
+    """The ways to the attention of a model.
+
+    Raises:
+        ConversionError: there are none.
+        ArgumentTypeError: it is not a model.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model must be a torch module, got {type(model).__name__}")
+    if saving.is_of_transformers(model):
+        from klformer.conversion.hf import TransformersHost
+
+        return TransformersHost(model)
+    return OwnHost(model)
+
+
+def _spec(attention: str | AttentionSpec, options: Mapping[str, Any] | None) -> AttentionSpec:
+    spec = AttentionSpec.of(attention)
+    return AttentionSpec(name=spec.name, options={**spec.options, **(options or {})})
+
+
+def _check_attention(spec: AttentionSpec, sites: list[Site]) -> None:
+    can = attention_capabilities(spec.name, **spec.options)
+    if can.needs_max_len:
+        raise ConversionError(
+            f"attention {spec.name!r} has parameters for each position: it can't stand in for softmax"
+        )
+    if not can.causal and any(site.causal for site in sites):
+        raise ConversionError(f"attention {spec.name!r} has no causal form, and the model is causal")
+
+
+def _build(spec: AttentionSpec, sites: list[Site], model: nn.Module, seed: int) -> dict[str, AttentionMechanism]:
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {site.name: _record(spec, site).build().to(device) for site in sites}
+
+
+def _record(spec: AttentionSpec, site: Site) -> SiteRecord:
+    sizes = site.sizes
+    return SiteRecord(
+        attention=spec.complete(),
+        num_heads=sizes.num_heads,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.head_dim if sizes.value_dim is None else sizes.value_dim,
+    )
+
+
+def _stay_softmax(errors: HeadErrors, keep: int | float) -> set[str]:
+    """The names of the sites that stay softmax: the worst so many, or those with an error above a budget below 1."""
+    means = {name: float(error.mean()) for name, error in errors.by_site.items()}
+    if isinstance(keep, float) and 0 < keep < 1:
+        return {name for name, error in means.items() if error > keep}
+    return set(sorted(means, key=means.__getitem__, reverse=True)[: int(keep)])
+
+
+def _layer_errors(
+    sites: list[Site], spec: AttentionSpec, at_start: HeadErrors, fitted: HeadErrors, kept: set[str]
+) -> tuple[LayerErrors, ...]:
+    count = spec.complete().options.get("num_frequencies")
+    return tuple(
+        LayerErrors(
+            layer=index,
+            name=site.name,
+            attention=spec.label(),
+            num_frequencies=count if isinstance(count, int) else None,
+            start=tuple(at_start.by_site[site.name].tolist()),
+            fitted=tuple(fitted.by_site[site.name].tolist()),
+            stays_softmax=site.name in kept,
+        )
+        for index, site in enumerate(sites)
+        if site.name in fitted.by_site
+    )
+
+
+def _notes(sites: list[Site], chosen: list[Site], kept: set[str], finetune_steps: int) -> tuple[str, ...]:
+    notes = []
+    if len(chosen) < len(sites):
+        notes.append(f"{len(sites) - len(chosen)} of {len(sites)} layers were left out and are what they were")
+    if kept:
+        notes.append(f"{len(kept)} layers stay softmax: time and memory of the model are quadratic in the length")
+        if finetune_steps:
+            notes.append("the linear figures are those before fine-tuning, which trained the model with softmax layers")
+    return tuple(notes)
+
+
+class _Clock:
+    """Wall time of parts, and processor time of all."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+        self._first = time.process_time()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self._last = now
+
+    def processor_seconds(self) -> float:
+        return time.process_time() - self._first
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards each of its modules as before."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

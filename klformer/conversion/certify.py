@@ -1,0 +1,148 @@
+"""What a conversion kept: a model's answers beside those of its teacher, on batches that neither was fitted to."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from klformer.conversion.distil import distance
+from klformer.conversion.hosts import Answer, Batch, Host
+from klformer.models.pooling import masked_mean
+
+
+@dataclass(frozen=True)
+class LayerErrors:
+    """Relative squared errors of the heads of a layer's attention, each with softmax below it."""
+
+    layer: int
+    name: str
+    attention: str
+    num_frequencies: int | None
+    start: tuple[float, ...]
+    """Before it was fitted."""
+    fitted: tuple[float, ...]
+    stays_softmax: bool = False
+
+    def mean(self) -> float:
+        return sum(self.fitted) / len(self.fitted)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Figures of a conversion, on held-out batches."""
+
+    model: str
+    layers: tuple[LayerErrors, ...]
+    teacher: dict[str, float]
+    linear: dict[str, float]
+    """With all chosen layers converted."""
+    hybrid: dict[str, float] | None
+    """With those that stay softmax; None if none does."""
+    num_held_out: int
+    seconds: dict[str, float]
+    """Wall time of each part."""
+    processor_seconds: float
+    notes: tuple[str, ...] = ()
+
+    def table(self) -> str:
+        """The figures as text."""
+        columns = {"teacher": self.teacher, "linear": self.linear}
+        if self.hybrid is not None:
+            columns["with softmax layers"] = self.hybrid
+        names = list(dict.fromkeys(name for column in columns.values() for name in column))
+        width = max(map(len, names), default=0)
+        lines = ["".join([" " * (width + 2), *(f"{name:>21}" for name in columns)])]
+        for name in names:
+            cells = (f"{column[name]:>21.4f}" if name in column else " " * 21 for column in columns.values())
+            lines.append("".join([f"{name:<{width + 2}}", *cells]))
+        lines += ["", "layer  attention                     R   error at the start   fitted"]
+        for layer in self.layers:
+            start = sum(layer.start) / len(layer.start)
+            kept = "   stays softmax" if layer.stays_softmax else ""
+            count = "" if layer.num_frequencies is None else str(layer.num_frequencies)
+            lines.append(f"{layer.layer:>5}  {layer.attention:<24}{count:>7}{start:>21.4f}{layer.mean():>9.4f}{kept}")
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+
+@torch.no_grad()
+def figures(host: Host, teacher: Host, batches: Sequence[Batch], *, causal: bool) -> dict[str, float]:
+    """How a model does, by itself and beside its teacher.
+
+    agreement       share of predictions that are the teacher's
+    accuracy        share of predictions that are right, where the batches have labels: masked tokens, classes, or the
+                    next tokens of a causal model
+    perplexity      of a causal model
+    cosine_mean     with the teacher's embedding, the mean over the tokens, of models that give hidden states
+    cosine_first    the same at the first token (CLS)
+    distance        KL from the teacher's scores, or relative squared error of hidden states
+    """
+    tally = _Tally()
+    for batch in batches:
+        right, answer = teacher.run(batch), host.run(batch)
+        tally.add("distance", distance(host, batch, answer, right) * len(answer.values), len(answer.values))
+        mask = host.mask(batch)
+        if answer.are_scores:
+            _add_scores(tally, batch, host.labels(batch), mask, answer, right, causal=causal)
+        else:
+            ours, theirs = answer.values.float(), right.values.float()
+            vectors = {"cosine_mean": [masked_mean(x, mask) for x in (ours, theirs)]}
+            vectors["cosine_first"] = [ours[:, 0], theirs[:, 0]]
+            for name, (a, b) in vectors.items():
+                cosines = cosine_similarity(a, b, dim=-1)
+                tally.add(name, cosines.sum(), len(cosines))
+    values = tally.means()
+    if "perplexity" in values:
+        values["perplexity"] = math.exp(values["perplexity"])
+    if host is teacher:
+        values = {name: value for name, value in values.items() if name in ("accuracy", "perplexity")}
+    return values
+
+
+def _add_scores(
+    tally: "_Tally",
+    batch: Batch,
+    labels: Tensor | None,
+    mask: Tensor | None,
+    answer: Answer,
+    right: Answer,
+    *,
+    causal: bool,
+) -> None:
+    scores = answer.values
+    predicted, expected = scores.argmax(-1), right.values.argmax(-1)
+    asked = torch.ones_like(predicted, dtype=torch.bool)
+    if mask is not None and mask.shape == asked.shape:
+        asked = mask
+    is_language = causal and scores.dim() == 3
+    if labels is not None and labels.shape == asked.shape and not is_language and not labels.is_floating_point():
+        asked = labels >= 0
+        tally.add("accuracy", (predicted[asked] == labels[asked]).sum(), asked.sum())
+    tally.add("agreement", (predicted[asked] == expected[asked]).sum(), asked.sum())
+    if is_language:
+        following = batch["input_ids"] if labels is None else labels
+        if mask is not None:
+            following = following.masked_fill(~mask, -100)
+        following = following[:, 1:]
+        known = following >= 0
+        tally.add("accuracy", (predicted[:, :-1][known] == following[known]).sum(), known.sum())
+        tally.add(
+            "perplexity", cross_entropy(scores[:, :-1][known].float(), following[known], reduction="sum"), known.sum()
+        )
+
+
+class _Tally:
+    """Sums and counts by name."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
+
+    def add(self, name: str, total: Tensor, count: Tensor | int) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(total)
+        self._counts[name] = self._counts.get(name, 0.0) + float(count)
+
+    def means(self) -> dict[str, float]:
+        return {name: total / self._counts[name] for name, total in self._sums.items() if self._counts[name]}

@@ -1,0 +1,92 @@
+"""Distil a teacher into the converted model from end to end: its answers are what the student learns.
+
+    scores           KL(teacher || student), tokens that a label asks about weighing more than the others
+    hidden states    relative squared error
+
+What is trained is the kernels alone, or all weights with the kernels in a group of their own.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div, log_softmax
+
+from klformer.attention import AttentionMechanism
+from klformer.conversion.batches import Batches
+from klformer.conversion.fit import Progress, share_of_rate
+from klformer.conversion.hosts import Answer, Batch, Host
+
+Trained = Literal["kernels", "all"]
+#: What a token weighs that no label asks about, beside one that a label does.
+WEIGHT_UNASKED = 0.1
+MAX_NORM = 1.0
+
+
+def distil(
+    student: Host,
+    teacher: Host,
+    mechanisms: Mapping[str, AttentionMechanism],
+    batches: Batches,
+    *,
+    steps: int,
+    learning_rate: float,
+    kernel_learning_rate: float,
+    trained: Trained,
+    first_step: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Train the student on the teacher's answers, in place.
+
+    Args:
+        mechanisms: The attentions in the student that were converted.
+        learning_rate: Of all weights but the kernels'.
+        first_step: The number of the first batch.
+    """
+    kernels = [p for mechanism in mechanisms.values() for p in mechanism.parameters() if p.requires_grad]
+    groups = [{"params": kernels, "peak": kernel_learning_rate}]
+    if trained == "all":
+        known = {id(p) for p in kernels}
+        others = [p for p in student.model.parameters() if p.requires_grad and id(p) not in known]
+        groups.append({"params": others, "peak": learning_rate})
+    optimiser = torch.optim.Adam([group for group in groups if group["params"]], betas=(0.9, 0.98))
+    everything = [p for group in optimiser.param_groups for p in group["params"]]
+    for step in range(steps):
+        batch = batches.at(first_step + step)
+        with torch.no_grad():
+            right = teacher.run(batch)
+        loss = distance(student, batch, student.run(batch), right)
+        optimiser.zero_grad(set_to_none=True)
+        gradients = torch.autograd.grad(loss, everything, allow_unused=True)
+        for parameter, gradient in zip(everything, gradients, strict=True):
+            parameter.grad = gradient
+        nn.utils.clip_grad_norm_(everything, MAX_NORM)
+        for group in optimiser.param_groups:
+            group["lr"] = group["peak"] * share_of_rate(step, steps)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if progress is not None and (step + 1) % max(1, steps // 20) == 0:
+            progress("distil", step + 1, steps, float(loss.detach()))
+
+
+def distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> Tensor:
+    """How far an answer is from the right one, tokens only."""
+    weights = _weights(host, batch, answer.values)
+    if answer.are_scores:
+        ours, theirs = (log_softmax(each.values.float(), -1) for each in (answer, right))
+        distances = kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+        return (distances * weights).sum() / weights.sum()
+    off = (answer.values.float() - right.values.float()).square().sum(-1) * weights
+    return off.sum() / (right.values.float().square().sum(-1) * weights).sum()
+
+
+def _weights(host: Host, batch: Batch, values: Tensor) -> Tensor:
+    """What each prediction weighs: (B,) or (B, L)."""
+    weights = values.new_ones(values.shape[:-1], dtype=torch.float32)
+    labels, mask = host.labels(batch), host.mask(batch)
+    if labels is not None and labels.shape == weights.shape and (labels < 0).any():
+        weights = torch.where(labels < 0, WEIGHT_UNASKED, 1.0)
+    if mask is not None and mask.shape == weights.shape:
+        weights = weights.masked_fill(~mask, 0)
+    return weights

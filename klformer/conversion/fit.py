@@ -1,0 +1,252 @@
+"""Fit kernels to softmax attention, all layers in one pass, nothing trained but the kernels.
+
+    loss of a head = sum |kernel's output - softmax's output|^2 / sum |softmax's output|^2, over the tokens of a batch
+
+While a batch runs through the model, every layer's call is fitted on the spot: what is held at a time is one layer of
+one batch, however many layers and batches there are.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from klformer.attention import AttentionMechanism
+from klformer.conversion.batches import Batches
+from klformer.conversion.hosts import Batch, Call, Host
+from klformer.conversion.resume import State, Store
+from klformer.conversion.start import KeySample, can_start_from_keys, start_from_keys
+
+Loss = Literal["output", "weights"]
+#: Called with what is done, the step, the number of steps, and the mean error.
+Progress = Callable[[str, int, int, float], None]
+
+WARM_UP = 10
+LAST_SHARE = 0.02
+#: Below it a kernel's weight of a key is not told from 0 where its logarithm is taken.
+SMALLEST_WEIGHT = 1e-8
+#: Batches that the start is made from.
+START_BATCHES = 4
+#: Measurements in a fit, the least number of steps between two, and how many without gain end it: less than this share
+#: is no gain.
+MEASUREMENTS, MIN_STEPS_BETWEEN, PATIENCE, GAIN = 10, 20, 3, 0.005
+
+
+@dataclass
+class HeadErrors:
+    """Relative squared errors of the heads of each site, (H,), by the site's name."""
+
+    by_site: dict[str, Tensor] = field(default_factory=dict)
+
+    def mean(self) -> float:
+        """Over all heads of all sites."""
+        return float(torch.stack([errors.mean() for errors in self.by_site.values()]).mean())
+
+
+class LayerFit:
+    """One attention on its way to what softmax did: its optimiser, and the best that it was."""
+
+    def __init__(self, mechanism: AttentionMechanism, *, learning_rate: float, loss: Loss) -> None:
+        self.mechanism = mechanism
+        self._loss = loss
+        parameters = [p for p in mechanism.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.Adam(parameters, betas=(0.9, 0.95)) if parameters else None
+        self._rate = learning_rate
+        self._best = math.inf
+        self._best_state = _copy(mechanism)
+
+    def step(self, call: Call, target: Tensor, share: float) -> None:
+        """Learn from a call, at a share of the learning rate."""
+        if self._optimiser is None:
+            return
+        with torch.enable_grad():
+            loss = _loss(self.mechanism, call, target, self._loss)
+            self._optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._rate * share
+        self._optimiser.step()
+
+    def note(self, error: float) -> bool:
+        """Remember the mechanism as it is if the error is the lowest so far; whether that is a gain."""
+        gained = error < self._best * (1 - GAIN)
+        if error < self._best:
+            self._best, self._best_state = error, _copy(self.mechanism)
+        return gained
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that going on from here needs, but for `best`: the parameters now and at their best, and the optimiser's
+        averages."""
+        found = {f"now.{name}": value for name, value in _copy(self.mechanism).items()}
+        found |= {f"best.{name}": value for name, value in self._best_state.items()}
+        if self._optimiser is not None:
+            for index, averages in self._optimiser.state_dict()["state"].items():
+                found |= {f"adam.{index}.{name}": value for name, value in averages.items()}
+        return found
+
+    @property
+    def best(self) -> float:
+        """The lowest error so far."""
+        return self._best
+
+    def restore(self, tensors: Mapping[str, Tensor], best: float) -> None:
+        """Be what `tensors` and `best` said."""
+        self._best = best
+        self._best_state = _below("best", tensors)
+        self.mechanism.load_state_dict(_below("now", tensors))
+        averages: dict[int, dict[str, Tensor]] = {}
+        for name, value in _below("adam", tensors).items():
+            index, _, kind = name.partition(".")
+            averages.setdefault(int(index), {})[kind] = value
+        if self._optimiser is not None:
+            groups = self._optimiser.state_dict()["param_groups"]
+            self._optimiser.load_state_dict({"state": averages, "param_groups": groups})
+
+    def take_best(self) -> None:
+        """Make the mechanism what it was when its error was lowest."""
+        self.mechanism.load_state_dict(self._best_state)
+
+
+def start(host: Host, mechanisms: Mapping[str, AttentionMechanism], batches: Batches, *, seed: int) -> None:
+    """Start those kernels from data that can (`start.py`)."""
+    wanted = {name: mechanism for name, mechanism in mechanisms.items() if can_start_from_keys(mechanism)}
+    if not wanted:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    count = min(START_BATCHES, len(batches.train))
+    samples = {name: KeySample(count, generator) for name in wanted}
+
+    def collect(name: str, call: Call) -> Tensor:
+        if name in samples:
+            samples[name].add(call)
+        return call.softmax()
+
+    with host.watching(collect), torch.no_grad():
+        for step in range(count):
+            host.run(batches.at(step))
+    for name, mechanism in wanted.items():
+        start_from_keys(mechanism, samples[name].keys(), generator)
+
+
+def fit(
+    host: Host,
+    mechanisms: Mapping[str, AttentionMechanism],
+    batches: Batches,
+    *,
+    steps: int,
+    learning_rate: float,
+    loss: Loss = "output",
+    progress: Progress | None = None,
+    store: Store | None = None,
+) -> None:
+    """Fit attentions to the softmax of the sites that they are named after; ends early if nothing is gained any more.
+
+    Afterwards every one is what it was when its error on the held-out batches was lowest. What a store holds is gone on
+    with, and whenever errors are measured, the state is saved there.
+    """
+    fits = {name: LayerFit(each, learning_rate=learning_rate, loss=loss) for name, each in mechanisms.items()}
+    every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
+    without_gain = first = 0
+    if store is not None and (state := store.load()) is not None:
+        first, without_gain = state.step, state.rest["without_gain"]
+        for name, layer in fits.items():
+            layer.restore(_below(name, state.tensors, mark="|"), state.rest["best"][name])
+        if without_gain >= PATIENCE:
+            first = steps + 1
+    for step in range(first, steps + 1):
+        if (step % every == 0 and step > first) or step in (0, steps):
+            errors = measure(host, mechanisms, batches.held_out)
+            gains = [fits[name].note(float(error.mean())) for name, error in errors.by_site.items()]
+            without_gain = 0 if any(gains) else without_gain + 1
+            if progress is not None:
+                progress("fit", step, steps, errors.mean())
+            if store is not None:
+                store.save(_state(step, without_gain, fits))
+            if without_gain >= PATIENCE:
+                break
+        if step < steps:
+            _fit_batch(host, fits, batches.at(step), share_of_rate(step, steps))
+    for layer in fits.values():
+        layer.take_best()
+
+
+def _state(step: int, without_gain: int, fits: Mapping[str, LayerFit]) -> State:
+    tensors = {f"{name}|{key}": value for name, layer in fits.items() for key, value in layer.tensors().items()}
+    best = {name: layer.best for name, layer in fits.items()}
+    return State(step, tensors, {"without_gain": without_gain, "best": best})
+
+
+def _fit_batch(host: Host, fits: Mapping[str, LayerFit], batch: Batch, share: float) -> None:
+    def learn(name: str, call: Call) -> Tensor:
+        target = call.softmax()
+        if name in fits:
+            fits[name].step(call, target, share)
+        return target
+
+    with host.watching(learn), torch.no_grad():
+        host.run(batch)
+
+
+def measure(host: Host, mechanisms: Mapping[str, AttentionMechanism], batches: Sequence[Batch]) -> HeadErrors:
+    """The errors of attentions in the place of softmax, each by itself: the layers below it are softmax."""
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def compare(name: str, call: Call) -> Tensor:
+        target = call.softmax()
+        if name in mechanisms:
+            off, size = squared_errors(call.attend(mechanisms[name]), target, call.query_mask())
+            before = sums.get(name)
+            sums[name] = (off, size) if before is None else (before[0] + off, before[1] + size)
+        return target
+
+    with host.watching(compare), torch.no_grad():
+        for batch in batches:
+            host.run(batch)
+    return HeadErrors({name: off / size for name, (off, size) in sums.items()})
+
+
+def squared_errors(out: Tensor, target: Tensor, query_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of each head, (H,): the squared error of outputs (B, H, L, E), and the square of what they should be."""
+    off, size = (out.float() - target.float()).square().sum(-1), target.float().square().sum(-1)
+    if query_mask is not None:
+        off, size = (x.masked_fill(~query_mask.unsqueeze(1), 0) for x in (off, size))
+    return off.sum((0, 2)), size.sum((0, 2)).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def share_of_rate(step: int, steps: int) -> float:
+    """A short warm-up, then a cosine down to almost nothing."""
+    return min(1.0, (step + 1) / WARM_UP) * (
+        LAST_SHARE + (1 - LAST_SHARE) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
+
+
+def _loss(mechanism: AttentionMechanism, call: Call, target: Tensor, loss: Loss) -> Tensor:
+    if loss == "output":
+        off, size = squared_errors(call.attend(mechanism), target, call.query_mask())
+        return (off / size).mean()
+    return cross_entropy_of_weights(mechanism, call)
+
+
+def cross_entropy_of_weights(mechanism: AttentionMechanism, call: Call) -> Tensor:
+    """-sum_j p_ij log w_ij, the mean over heads and tokens; p softmax's weights, w the kernel's. Quadratic."""
+    # The weights of keys are what attention gives with the identity as values.
+    length = call.k.shape[2]
+    identity = torch.eye(length, dtype=call.v.dtype, device=call.v.device).expand(*call.k.shape[:2], length, length)
+    right = replace(call, v=identity).softmax()
+    weights = mechanism.attend(call.q, call.k, identity, key_mask=call.key_mask, causal=call.causal)
+    entropies = -(right * weights.clamp(min=SMALLEST_WEIGHT).log()).sum(-1).mean(1)  # (B, L)
+    mask = call.query_mask()
+    return entropies.mean() if mask is None else entropies[mask].mean()
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor], *, mark: str = ".") -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    start = prefix + mark
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _copy(mechanism: AttentionMechanism) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in mechanism.state_dict().items()}

@@ -1,0 +1,106 @@
+"""From a folder of transformers and texts to a model, its tokenizer and batches."""
+
+import itertools
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from klformer.conversion.hosts import Batch, ConversionError
+from klformer.errors import DataError, FileError
+from klformer.files import read_json
+
+#: Share of the tokens that are masked for models that predict masked tokens, as they were trained.
+MASKED = 0.15
+#: Texts are put into batches with others of about their length, out of so many batches at a time.
+SORTED_BATCHES = 50
+
+
+def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
+    """The model of a folder, in float32 and evaluation mode, and its tokenizer.
+
+    A folder of sentence-transformers is read as the encoder that it holds.
+
+    Raises:
+        FileError: it does not hold both.
+    """
+    config = read_json(folder / "config.json")
+    if "klformer" in config:
+        raise ConversionError(f"{folder} holds a converted model: give the softmax model that it was made of")
+    kind = getattr(transformers, (config.get("architectures") or [""])[0], transformers.AutoModel)
+    try:
+        model = kind.from_pretrained(str(folder), dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise FileError(f"can't load the model and the tokenizer in {folder}: {error}") from error
+    model.train(False)
+    return model, tokenizer
+
+
+def make_batches(
+    texts: Iterable[str],
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    count: int,
+    batch_size: int,
+    max_length: int,
+    seed: int,
+) -> list[Batch]:
+    """At most `count` batches of texts in random order, with labels if the model predicts masked tokens.
+
+    Raises:
+        DataError: there are not enough texts for two batches.
+        ConversionError: the tokenizer lacks what the model needs.
+    """
+    chosen = list(itertools.islice(iter(texts), count * batch_size))
+    if len(chosen) < 2 * batch_size:
+        raise DataError(f"there must be texts for two batches of {batch_size} at least, got {len(chosen)} texts")
+    predicts_masked = type(model).__name__.endswith("ForMaskedLM")
+    if predicts_masked and tokenizer.mask_token_id is None:
+        raise ConversionError(f"{type(model).__name__} predicts masked tokens, and its tokenizer has no mask token")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    order = random.Random(seed)
+    order.shuffle(chosen)
+    generator = torch.Generator().manual_seed(seed)
+    batches: list[Batch] = []
+    for start in range(0, len(chosen), SORTED_BATCHES * batch_size):
+        part = sorted(chosen[start : start + SORTED_BATCHES * batch_size], key=len)
+        for first in range(0, len(part) - batch_size + 1, batch_size):
+            given = tokenizer(
+                part[first : first + batch_size],
+                padding=True,
+                truncation=True,
+                max_length=max_length,
+                return_tensors="pt",
+                return_special_tokens_mask=predicts_masked,
+            )
+            inputs: dict[str, Tensor] = dict(given)
+            batches.append(_masked(inputs, tokenizer.mask_token_id, generator) if predicts_masked else inputs)
+    order.shuffle(batches)
+    return batches
+
+
+def longest_input(model: PreTrainedModel) -> int | None:
+    """Tokens that a model reads at most; None if nothing limits them."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    # Families like RoBERTa count positions from behind that of padding.
+    table = next((m for name, m in model.named_modules() if name.endswith("position_embeddings")), None)
+    offset = getattr(table, "padding_idx", None)
+    return int(positions) - (0 if offset is None else int(offset) + 1)
+
+
+def _masked(inputs: dict[str, Tensor], mask_token: int, generator: torch.Generator) -> dict[str, Tensor]:
+    special = inputs.pop("special_tokens_mask").bool()
+    tokens = inputs["input_ids"]
+    masked = (torch.rand(tokens.shape, generator=generator) < MASKED) & ~special
+    labels = tokens.masked_fill(~masked, -100)
+    return {**inputs, "input_ids": tokens.masked_fill(masked, mask_token), "labels": labels}

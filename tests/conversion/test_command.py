@@ -1,0 +1,170 @@
+"""`klformer convert` from a folder and texts to a folder with a certificate; it goes on after an interruption."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from conversion_support import CAUSAL, ENCODERS, VOCABULARY, answer, batch, batches
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, pipeline
+
+import klformer
+from klformer.cli.main import main
+from klformer.conversion import fit
+from klformer.conversion.hf import footprint
+from klformer.conversion.texts import read_texts
+from klformer.errors import DataError, FileError
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4, VOCABULARY))]
+
+
+def make_folder(path, model):
+    model.save_pretrained(str(path))
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w4"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "[PAD]", "mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w4", **special).save_pretrained(str(path))
+    return path
+
+
+def texts(count=60):
+    numbers = torch.randint(4, VOCABULARY, (count, 12), generator=torch.Generator().manual_seed(0))
+    lengths = torch.randint(3, 13, (count,), generator=torch.Generator().manual_seed(1))
+    return [" ".join(f"w{i}" for i in row[:n].tolist()) for row, n in zip(numbers, lengths, strict=True)]
+
+
+@pytest.fixture
+def folder(home):
+    (home / "texts.txt").write_text("\n".join(texts()) + "\n")
+    return make_folder(home / "bert", ENCODERS["bert"]())
+
+
+ARGUMENTS = ["--attention", "atoms-prf:num_frequencies=8", "--batch-size", "4", "--steps", "6"]
+
+
+def test_convert(folder, home, capsys):
+    main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS, "--finetune-steps", "2"])
+    said = capsys.readouterr().out
+    assert "fit 6/6" in said
+    assert "distil 2/2" in said
+    certificate = json.loads((home / "linear/certificate.json").read_text())
+    assert {"accuracy", "agreement"} <= set(certificate["linear"])
+    assert [layer["num_frequencies"] for layer in certificate["layers"]] == [8, 8]
+    page = (home / "linear/certificate.html").read_text()
+    assert "<script" not in page
+    assert f"{certificate['linear']['accuracy']:.4f}" in page
+    assert not (home / "linear/fit.safetensors").exists()
+    # The folder is one of transformers: with its tokenizer it does what the model does.
+    model = klformer.load_converted("linear")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("linear")
+    answers = pipeline("fill-mask", model=model, tokenizer=tokenizer)("w5 [MASK] w7", top_k=1)
+    assert answers[0]["token_str"] in WORDS
+    with pytest.raises(SystemExit):
+        main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS])
+    assert "has a converted model already" in capsys.readouterr().err
+
+
+def test_longer_than_the_teacher(home):
+    (home / "texts.txt").write_text("\n".join(texts()) + "\n")
+    config = ENCODERS["bert"]().config
+    config.max_position_embeddings = 16
+    make_folder(home / "bert", type(ENCODERS["bert"]())(config))
+    main(["convert", "bert", "--data", "texts.txt", "--out", "long", *ARGUMENTS, "--max-positions", "40"])
+    model = klformer.load_converted("long")
+    long = batch("bert", length=40)
+    assert answer(model, long).shape == (3, 40, VOCABULARY)
+    table = model.bert.embeddings.position_embeddings.weight
+    assert torch.equal(table[16:32], table[:16])
+
+
+@pytest.mark.parametrize("extension", ["repeat", "interpolate"])
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "gpt2", "llama"])
+def test_positions(family, extension, tmp_path):
+    model = (ENCODERS | CAUSAL)[family]().eval()
+    longest = 600 if family != "gpt2" else 1100
+    arguments = {"options": {"num_frequencies": 4}, "steps": 0, "max_positions": longest, "extension": extension}
+    conversion = klformer.convert(model, batches(family), **arguments)
+    long = batch(family, rows=2, length=longest)
+    expected = answer(conversion.model, long)
+    conversion.save(tmp_path)
+    assert torch.equal(answer(klformer.load_converted(tmp_path), long), expected)
+    assert (family in ("llama",)) == torch.equal(
+        torch.tensor([len(p) for n, p in model.named_parameters()]),
+        torch.tensor([len(p) for n, p in conversion.model.named_parameters() if ".klformer." not in n]),
+    )
+
+
+def test_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    model, data = ENCODERS["bert"]().eval(), batches("bert", 12)
+    monkeypatch.setattr(fit, "MIN_STEPS_BETWEEN", 2)
+    arguments = {"options": {"num_frequencies": 8}, "steps": 9}
+    expected = klformer.convert(model, data, **arguments)
+    state = tmp_path / "fit.safetensors"
+
+    def interrupt(stage, step, steps, error):
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        klformer.convert(model, data, **arguments, state_file=state, progress=interrupt)
+    assert state.exists()
+    with pytest.raises(FileError, match=r"with other settings \(steps\)"):
+        klformer.convert(model, data, **{**arguments, "steps": 10}, state_file=state)
+    seen = []
+    again = klformer.convert(
+        model, data, **arguments, state_file=state, progress=lambda stage, step, *_: seen.append(step)
+    )
+    assert min(seen) > 4
+    assert torch.equal(answer(again.model, data[0]), answer(expected.model, data[0]))
+    assert not state.exists()
+    state.write_bytes(b"nothing")
+    with pytest.raises(FileError, match="remove it to begin again"):
+        klformer.convert(model, data, **arguments, state_file=state)
+
+
+def test_texts(tmp_path):
+    lines = ["one", "two, three"]
+    (tmp_path / "a.txt").write_text("one\n\ntwo, three\n")
+    (tmp_path / "a.csv").write_text('id,text\n1,one\n2,"two, three"\n')
+    (tmp_path / "a.tsv").write_text("text\tid\none\t1\ntwo, three\t2\n")
+    table = pyarrow.table({"text": lines})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.txt", "a.csv", "a.tsv", "a.parquet", "a.arrow"):
+        assert list(read_texts(tmp_path / name, "text")) == lines, name
+    (tmp_path / "files").mkdir()
+    for i, line in enumerate(lines):
+        (tmp_path / f"files/{i}.txt").write_text(f"{line}\nand more")
+    assert list(read_texts(tmp_path / "files", "text")) == [f"{line}\nand more" for line in lines]
+    assert len(list(read_texts(tmp_path, "text"))) == 2 * 5 + 4
+    with pytest.raises(DataError, match=r"a.csv: has no column 'txt'; did you mean 'text'\? Columns: 'id', 'text'"):
+        list(read_texts(tmp_path / "a.csv", "txt"))
+    with pytest.raises(DataError, match="no such file"):
+        list(read_texts(tmp_path / "b", "text"))
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"bad.txt: can't be read"):
+        list(read_texts(tmp_path / "bad.txt", "text"))
+
+
+def test_refusals(folder, home, capsys):
+    for arguments, message in (
+        (["bert", "--data", "nothing.txt"], "nothing.txt: there is no such file"),
+        (["nothing", "--data", "texts.txt"], "can't read nothing/config.json"),
+        (["bert", "--data", "texts.txt", "--batch-size", "50"], "two batches of 50 at least, got 60 texts"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["convert", *arguments, "--out", "linear"])
+        assert message in capsys.readouterr().err
+        assert not (home / "linear").exists()
+
+
+def test_time_and_memory(folder, home, capsys, monkeypatch):
+    monkeypatch.setattr(footprint, "footprint", footprint._measure)  # without a process of its own, for time's sake
+    main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS, "--lengths", "64"])
+    (row,) = json.loads((home / "linear/certificate.json").read_text())["speed"]
+    assert row["tokens"] == 64
+    assert min(row["seconds"], row["teacher_seconds"]) > 0
+    assert "64 tokens: softmax" in capsys.readouterr().out

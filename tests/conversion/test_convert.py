@@ -1,0 +1,191 @@
+"""What a conversion does: kernels come near softmax, layers are chosen, models of klformer, other attentions."""
+
+import pytest
+import torch
+from conversion_support import FAMILIES, answer, batch, batches
+from torch.testing import assert_close
+
+import klformer
+from klformer.conversion import fit, start
+from klformer.conversion.batches import Batches
+from klformer.conversion.hf import TransformersHost
+from klformer.conversion.hosts import Call
+from klformer.models import ModelConfig, build_classifier
+
+
+def mean_errors(conversion):
+    layers = conversion.certificate.layers
+    return [sum(layer.start) / len(layer.start) for layer in layers], [layer.mean() for layer in layers]
+
+
+@pytest.mark.parametrize("loss", ["output", "weights"])
+def test_kernels_come_nearer_to_softmax(loss):
+    """On batches that they were not fitted to."""
+    before, after = mean_errors(
+        klformer.convert(FAMILIES["bert"](), batches("bert", 40), options={"num_frequencies": 8}, steps=80, loss=loss)
+    )
+    assert all(b < 0.93 * a for a, b in zip(before, after, strict=True))
+    assert sum(after) < 0.8 * sum(before)
+
+
+def test_the_start_is_near_already():
+    """Atoms at the keys are attention to quantised keys: better than random features before anything is learned."""
+    model, data = FAMILIES["bert"]().eval(), [batch("bert", seed=0)] * 3
+    near, _ = mean_errors(klformer.convert(model, data, options={"num_frequencies": 23}, steps=0))
+    far, _ = mean_errors(klformer.convert(model, data, attention="performer:num_frequencies=23", steps=0))
+    assert all(a < 0.5 * b for a, b in zip(near, far, strict=True))
+
+
+def test_errors_are_what_they_are_called():
+    """Against a plain loop over batches, heads and tokens."""
+    model = FAMILIES["bert"]().eval()
+    host = TransformersHost(model)
+    sites = host.sites(batch("bert"))
+    mechanism = klformer.build_attention("performer", num_heads=4, head_dim=8, num_frequencies=16)
+    name = sites[1].name
+    data = [batch("bert", seed=1), batch("bert", seed=2, padded=False)]
+    calls = []
+
+    def record(site, call):
+        if site == name:
+            calls.append(call)
+        return call.softmax()
+
+    with host.watching(record), torch.no_grad():
+        for each in data:
+            host.run(each)
+    assert isinstance(calls[0], Call)
+    errors = fit.measure(host, {name: mechanism}, data).by_site[name]
+    for head in range(4):
+        off = size = 0.0
+        for call, inputs in zip(calls, data, strict=True):
+            out, right = mechanism(call.q, call.k, call.v, key_mask=call.key_mask), call.softmax()
+            for row, column in inputs["attention_mask"].nonzero().tolist():
+                off += (out - right)[row, head, column].square().sum().item()
+                size += right[row, head, column].square().sum().item()
+        assert errors[head].item() == pytest.approx(off / size, rel=1e-4)
+
+
+def test_watching_softmax_changes_nothing():
+    model = FAMILIES["llama"]().eval()
+    expected = answer(model, batch("llama"))
+    host = TransformersHost(model)
+    with host.watching(lambda _, call: call.softmax()):
+        watched = answer(model, batch("llama"))
+    kept = batch("llama")["attention_mask"].bool()
+    assert_close(watched[kept], expected[kept], atol=1e-5, rtol=1e-5)
+
+
+def test_the_best_is_kept():
+    """A learning rate that ruins everything: what remains is the start."""
+    model = FAMILIES["bert"]()
+    data = batches("bert", 12)
+    before, after = mean_errors(
+        klformer.convert(model, data, options={"num_frequencies": 8}, steps=30, learning_rate=99.0)
+    )
+    assert all(b <= a for a, b in zip(before, after, strict=True))
+
+
+def test_the_same_seed_is_the_same_model():
+    model, data = FAMILIES["bert"](), batches("bert", 8)
+    make = lambda seed: klformer.convert(model, data, options={"num_frequencies": 8}, steps=3, seed=seed).model  # noqa: E731
+    first, again, other = (answer(make(seed), data[0]) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_layers_that_stay_softmax():
+    model, data = FAMILIES["bert"]().eval(), batches("bert")
+    options = {"num_frequencies": 4}
+    one = klformer.convert(model, data, options=options, steps=0, keep_softmax=1)
+    worst = max(one.certificate.layers, key=lambda layer: layer.mean())
+    assert [layer.stays_softmax for layer in one.certificate.layers] == [
+        layer is worst for layer in one.certificate.layers
+    ]
+    assert one.certificate.hybrid["distance"] < one.certificate.linear["distance"]
+    assert len(one.records) == 1
+    both = klformer.convert(model, data, options=options, steps=0, keep_softmax=2)
+    assert_close(answer(both.model, data[0]), answer(model, data[0]))
+    budget = (min(e.mean() for e in one.certificate.layers) + worst.mean()) / 2
+    within = klformer.convert(model, data, options=options, steps=0, keep_softmax=budget)
+    assert [e.stays_softmax for e in within.certificate.layers] == [e.stays_softmax for e in one.certificate.layers]
+    assert "stays softmax" in within.certificate.table()
+
+
+@pytest.mark.parametrize("finetune", ["kernels", "all"])
+def test_fine_tuning_brings_answers_nearer(finetune):
+    model, data = FAMILIES["bert"]().eval(), batches("bert", 12)
+    arguments = {"options": {"num_frequencies": 4}, "steps": 10, "finetune": finetune}
+    plain = klformer.convert(model, data, **arguments)
+    tuned = klformer.convert(model, data, finetune_steps=30, finetune_learning_rate=1e-3, **arguments)
+    assert tuned.certificate.linear["distance"] < 0.95 * plain.certificate.linear["distance"]
+    same = torch.equal(tuned.model.bert.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)
+    assert same == (finetune == "kernels")
+
+
+@pytest.mark.parametrize("attention", ["gmm-prf", "fastfood-prf", "generative-prf", "gmm-rks", "linear-elu"])
+def test_other_attentions(attention, tmp_path):
+    options = {} if attention == "linear-elu" else {"num_frequencies": 8, "redraw": False}
+    conversion = klformer.convert(FAMILIES["bert"](), batches("bert"), attention=attention, options=options, steps=3)
+    conversion.save(tmp_path)
+    assert torch.equal(
+        answer(klformer.load_converted(tmp_path), batch("bert")), answer(conversion.model, batch("bert"))
+    )
+
+
+class TestOwnModels:
+    @pytest.fixture
+    def model(self):
+        config = ModelConfig(model_dim=16, num_heads=2, head_dim=8, ffn_dim=16, dropout=0.0)
+        return self.build(config)
+
+    @staticmethod
+    def build(config=None):
+        config = config or ModelConfig(model_dim=16, num_heads=2, head_dim=8, ffn_dim=16, dropout=0.0)
+        return build_classifier(
+            config, klformer.AttentionSpec(name="softmax"), max_len=12, num_outputs=3, vocab_size=20
+        )
+
+    def data(self, count=8):
+        return [
+            {
+                "inputs": torch.randint(1, 20, (4, 12)),
+                "key_mask": torch.arange(12).expand(4, 12) < torch.tensor([12, 7, 12, 3])[:, None],
+                "labels": torch.randint(0, 3, (4,)),
+            }
+            for _ in range(count)
+        ]
+
+    def test_converts_saves_and_loads(self, model, tmp_path):
+        data = self.data()
+        conversion = klformer.convert(model, data, options={"num_frequencies": 8}, steps=20)
+        before, after = mean_errors(conversion)
+        assert all(b < a for a, b in zip(before, after, strict=True))
+        assert {"accuracy", "agreement", "distance"} <= set(conversion.certificate.linear)
+        conversion.save(tmp_path)
+        inputs = {name: data[0][name] for name in ("inputs", "key_mask")}
+        loaded = klformer.load_converted(tmp_path, into=self.build())
+        assert torch.equal(loaded(**inputs), conversion.model(**inputs))
+        assert not torch.equal(loaded(**inputs), model.eval()(**inputs))
+
+    def test_needs_a_model_to_load_into(self, model, tmp_path):
+        klformer.convert(model, self.data(), options={"num_frequencies": 8}, steps=0).save(tmp_path)
+        with pytest.raises(ValueError, match="give into="):
+            klformer.load_converted(tmp_path)
+
+
+def test_batches_come_round_in_another_order():
+    data = Batches([{"x": torch.tensor([i])} for i in range(20)], None, steps=100, seed=0)
+    assert [int(each["x"]) for each in data.held_out] == [0, 1]
+    turns = [[int(data.at(turn * 18 + i)["x"]) for i in range(18)] for turn in range(2)]
+    assert sorted(turns[0]) == sorted(turns[1]) == list(range(2, 20))
+    assert turns[0] != turns[1]
+
+
+def test_cluster_means():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[[0.0, 10.0], [10.0, 0.0]], [[5.0, 5.0], [-5.0, 5.0]]])
+    points = (centres.unsqueeze(2) + 0.1 * torch.randn(2, 2, 50, 2, generator=generator)).flatten(1, 2)
+    found = start.cluster_means(points, 2, generator)
+    assert torch.cdist(found, centres).amin(-1).max() < 0.1
+    assert start.cluster_means(points[:, :3], 5, generator).unique(dim=1).shape[1] == 5

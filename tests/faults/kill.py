@@ -1,0 +1,223 @@
+"""Kill klformer at random moments, again and again, and see that nothing is lost.
+
+    python tests/faults/kill.py --kills 200
+
+A round kills one command with SIGKILL at random moments, going on as a user would, and compares what it leaves with
+what it leaves undisturbed: training (weights, optimiser and result bit for bit, and no checkpoint lost), generation of
+data (the files), evaluation (its output, and the run untouched) and a report (the page is whole at every moment). Exits
+with 1 if anything differs.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from run_support import TINY_FLAGS, assert_same_state, contents, final_state  # noqa: E402
+
+from klformer.training.checkpoint import CheckpointStore  # noqa: E402
+
+#: So many kills of a command before it may end by itself, and the round with it.
+KILLS_A_ROUND = 8
+PYTHON = [sys.executable, "-m", "klformer"]
+STEPS = ["--training.max-steps", "400", "--training.checkpoint-seconds", "0.2", "--training.evaluate-every", "50"]
+
+
+def call(arguments, *, kill_after=None):
+    """Run a command; returns its exit code and output, and whether it was killed in time."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*PYTHON, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        out, _ = process.communicate(timeout=kill_after)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return -9, "", True
+    return process.returncode, out, False
+
+
+def moment(chance, seconds):
+    """When to kill a command that takes so long: seldom while it still imports, which is about half of it."""
+    return chance.uniform(0.4, 1.1) * seconds
+
+
+def timed(do):
+    """How long something takes."""
+    started = time.monotonic()
+    do()
+    return time.monotonic() - started
+
+
+class Training:
+    """A run that goes on after every kill is the undisturbed one; what a checkpoint has reached is never lost."""
+
+    def __init__(self, folder):
+        self.folder, self.number = folder, 0
+        self.seconds = timed(
+            lambda: None if (folder / "straight").exists() else self._finish(self._command("straight"))
+        )
+
+    def _command(self, name, *, resume=False):
+        if resume:
+            return ["train", "--out", self.folder, "--name", name, "--resume", "--quiet"]
+        data = [f"--data.root={self.folder / 'data'}"]
+        small = [
+            "--task",
+            "sparsity",
+            "--attention",
+            "gmm-rks:num_frequencies=8",
+            *data,
+            *TINY_FLAGS,
+            *STEPS,
+            "--quiet",
+        ]
+        return ["train", "--out", self.folder, "--name", name, *small]
+
+    def _finish(self, command):
+        code, out, _ = call(command)
+        assert code == 0, out
+
+    def round(self, chance, count):
+        self.number += 1
+        name = f"run{self.number}"
+        run, reached = self.folder / name, 0
+        for _ in range(KILLS_A_ROUND):
+            resume = (run / "config.json").exists()
+            _, out, killed = call(self._command(name, resume=resume), kill_after=moment(chance, self.seconds))
+            now = _newest(run)
+            assert now >= reached, f"a checkpoint was lost: step {reached} was there, now {now}. {out}"
+            reached = now
+            if not killed or count():
+                break
+        if not (run / "result.json").exists():
+            self._finish(self._command(name, resume=(run / "config.json").exists()))
+        assert_same_state(final_state(self.folder / "straight"), final_state(run))
+        results = [
+            re.sub(r'"(name|train_seconds|tokens_per_second|peak_memory_bytes|date)": [^\n]*', "", text)
+            for text in ((self.folder / one / "result.json").read_text() for one in ("straight", name))
+        ]
+        assert results[0] == results[1]
+        shutil.rmtree(run)
+
+
+def _newest(run):
+    newest = CheckpointStore(run / "checkpoints", lambda message: None).newest("step")
+    return 0 if newest is None else newest.step
+
+
+class Generation:
+    """Data that is generated is all there, or is generated again."""
+
+    def __init__(self, folder):
+        self.folder, self.number = folder, 0
+        started = time.monotonic()
+        assert call(self._command("straight"))[0] == 0
+        self.seconds = time.monotonic() - started
+        self.whole = self._files("straight")
+
+    def _command(self, name):
+        return ["data", "generate", "--task", "listops", "--data.num-examples", 300, "--data.root", self.folder / name]
+
+    def _files(self, name):
+        return {path.relative_to(self.folder / name): content for path, content in contents(self.folder / name).items()}
+
+    def round(self, chance, count):
+        self.number += 1
+        name = f"data{self.number}"
+        for _ in range(KILLS_A_ROUND):
+            if not call(self._command(name), kill_after=moment(chance, self.seconds))[2] or count():
+                break
+        code, out, _ = call(self._command(name))
+        assert code == 0, out
+        found = self._files(name)
+        assert {path: found.get(path) for path in self.whole} == self.whole
+        shutil.rmtree(self.folder / name)
+
+
+class Evaluation:
+    """An evaluation leaves the run as it is, and says the same afterwards."""
+
+    def __init__(self, folder):
+        self.run = Training(folder).folder / "straight"
+        started = time.monotonic()
+        self.said = call(["eval", self.run])[1]
+        self.seconds = time.monotonic() - started
+        self.before = contents(self.run)
+
+    def round(self, chance, count):
+        for _ in range(KILLS_A_ROUND):
+            if not call(["eval", self.run], kill_after=moment(chance, self.seconds))[2] or count():
+                break
+        assert contents(self.run) == self.before
+        assert call(["eval", self.run])[1] == self.said
+
+
+class Report:
+    """A page is the one before or the one after, never a part of one; runs are left as they are."""
+
+    def __init__(self, folder):
+        self.run, self.page = Training(folder).folder / "straight", folder / "page" / "report.html"
+        started = time.monotonic()
+        assert call(self._command())[0] == 0
+        self.seconds = time.monotonic() - started
+        self.before = contents(self.run)
+
+    def _command(self):
+        return ["report", self.run, "--out", self.page]
+
+    def round(self, chance, count):
+        for _ in range(KILLS_A_ROUND):
+            if not call(self._command(), kill_after=moment(chance, self.seconds))[2] or count():
+                break
+            assert self.page.read_text().rstrip().endswith("</html>")
+        assert contents(self.run) == self.before
+        assert call(self._command())[0] == 0
+
+
+COMMANDS = {"training": Training, "generation": Generation, "evaluation": Evaluation, "report": Report}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--commands", nargs="+", choices=list(COMMANDS), default=list(COMMANDS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many, with fewer kills")
+    options = parser.parse_args()
+    chance, kills, lost, started = random.Random(options.seed), Counter(), 0, time.monotonic()
+    share = -(-options.kills // len(options.commands))
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(options.commands, start=1):
+            victim = COMMANDS[name](Path(folder))
+            until = started + 60 * options.minutes * number / len(options.commands)
+
+            def count(name=name, until=until):
+                """One more kill; says whether they were enough."""
+                kills[name] += 1
+                return kills[name] >= share or time.monotonic() > until
+
+            while kills[name] < share and time.monotonic() < until:
+                try:
+                    victim.round(chance, count)
+                except AssertionError as error:
+                    lost += 1
+                    print(f"LOST in {name}: {error}", flush=True)
+            print(f"{name}: {kills[name]} kills, {lost} losses so far, {time.monotonic() - started:.0f} s", flush=True)
+    sys.exit(1 if lost else 0)
+
+
+if __name__ == "__main__":
+    main()
