@@ -21,6 +21,8 @@ GPU_CHUNK_BYTES = 64 * 2**20
 MIN_CHUNK, MAX_CHUNK = 32, 1024
 #: Chunk lengths of the causal product: the first that is not below the number of values, or the last.
 CAUSAL_CHUNKS = (32, 64)
+#: On a GPU: the states of chunks are added up one after the other, a few launches each.
+GPU_CAUSAL_CHUNK = 128
 #: Tokens of a block of the causal product for each feature, or more: the state that is kept for it is then as large as
 #: a quarter of the values.
 TOKENS_PER_FEATURE = 4
@@ -59,6 +61,7 @@ def causal_cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
     if chunk is None:
         # The (chunk, chunk) scores cost as much as the state where a chunk is as long as a value is wide.
         chunk = next(size for size in CAUSAL_CHUNKS if size >= num_values or size == CAUSAL_CHUNKS[-1])
+        chunk = chunk if operands.q.device.type == "cpu" else GPU_CAUSAL_CHUNK
     per_token = operands.num_features * operands.dtype.itemsize
     length = max(1, operands.q.shape[2])
     tokens = min(
