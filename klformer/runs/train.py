@@ -81,6 +81,7 @@ def _train(
     if source is not None:
         source.check_fits(config)
         task.adopt(source.knowledge)
+    _warn_of_length(config, accelerator, reporter)
     on_main_process(task.prepare)
     # One process learns, so that all know the same; a run that goes on knows what it knew.
     knowledge = on_main_process(task.learn if before is None else run.knowledge)
@@ -181,6 +182,22 @@ def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | No
         )
 
 
+def _warn_of_length(config: ExperimentConfig, accelerator: Accelerator, reporter: Reporter) -> None:
+    """Say so before the data is made, if a run is meant for another machine."""
+    if config.preset == "paper" and accelerator.device.type == "cpu":
+        reporter.say(
+            f"note: the preset paper is meant for a GPU, and this is a CPU: {_describe_length(config)}, and all of the "
+            "data. `--preset laptop` takes minutes; `klformer profile` says what a step takes"
+        )
+
+
+def _describe_length(config: ExperimentConfig) -> str:
+    training = config.training
+    lengths = {"steps": training.max_steps, "epochs": training.max_epochs}
+    length = " or ".join(f"{number:,} {unit}" for unit, number in lengths.items() if number is not None)
+    return f"{length} of {training.batch_size} examples"
+
+
 def _introduce(
     config: ExperimentConfig,
     task: Task,
@@ -193,6 +210,10 @@ def _introduce(
     parameters = sum(p.numel() for p in model.parameters())
     reporter.say(f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {run}")
     reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
+    reporter.say(
+        f"{_describe_length(config)}, evaluated every {config.training.evaluate_every:,} steps; "
+        "Ctrl-C saves and stops, --resume goes on"
+    )
     for sentence in task.notes():
         reporter.say(f"note: {sentence}")
     sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)

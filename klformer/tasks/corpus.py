@@ -163,19 +163,8 @@ class Corpus(Task):
         offsets = np.arange(count + 1, dtype=np.int64) * self.max_len
         return Examples(Sequences(ids[: offsets[-1]], offsets), np.zeros(count, np.int64))
 
-    def _select(self, split: Split) -> Examples:
+    def _cut(self, examples: Examples, start: int, end: int) -> Examples:
         """Held out are the last blocks, as they are: nothing of a mapped file is copied."""
-        sources = {"train": "train", "validation": self.validation_source(), "test": self.test_source()}
-        if sources[split] == "file":
-            return self._read_part(split)
-        examples = self._read_part("train")
-        held_out = [name for name in ("validation", "test") if sources[name] == "train"]
-        size = max(1, round(self._holdout_fraction() * len(examples)))
-        if len(examples) <= size * len(held_out):
-            raise DataError(f"{len(examples)} blocks are too few to hold out some of them: {self.location()}")
-        place = held_out.index(split) if split in held_out else len(held_out)
-        end = len(examples) - size * place
-        start = end - size if split in held_out else 0
         offsets = examples.first.offsets[start : end + 1]
         values = examples.first.values[offsets[0] : offsets[-1]]
         return Examples(Sequences(values, offsets - offsets[0]), examples.targets[start:end])

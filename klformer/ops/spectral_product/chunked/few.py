@@ -34,7 +34,7 @@ VALUES_PER_QUERY = {"prf": 24, "rks": 16}
 def serves(operands: SpectralOperands) -> bool:
     """Whether there are so few queries that this is the faster way."""
     per_query = VALUES_PER_QUERY.get(operands.feature_map.name)
-    if per_query is None or operands.causal:
+    if per_query is None or operands.causal or operands.q.shape[2] == 0:
         return False
     num_sums = operands.q.shape[2] + operands.kernel.simplex
     return operands.q.shape[2] == 1 or num_sums * per_query <= operands.v.shape[-1]
