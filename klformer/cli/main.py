@@ -49,6 +49,7 @@ COMMANDS = {
         "klformer.cli.bench", "measure attentions and operators: `klformer bench --help` names the benchmarks"
     ),
     "data": Entry("klformer.cli.data", "generate data, check it, or say where it is"),
+    "recommend": Entry("klformer.cli.recommend", "which attention to use for a length, with the numbers behind it"),
     "list": Entry("klformer.cli.listing", "attentions with their options, tasks and presets"),
 }
 

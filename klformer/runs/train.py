@@ -20,6 +20,7 @@ from klformer.runs.init_from import PretrainedRun
 from klformer.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.tasks import Split, Task
 from klformer.training.callbacks import Callback, Milestones
+from klformer.training.movement import KernelMovement
 from klformer.training.objective import Objective
 from klformer.training.processes import make_accelerator, on_main_process
 from klformer.training.progress import Reporter, SilentReporter
@@ -105,7 +106,7 @@ def _train(
         accelerator=accelerator,
         reporter=reporter,
         seed=config.seed,
-        callbacks=_callbacks(config, objective),
+        callbacks=_callbacks(config, model, objective),
     )
     on_main_process(claim)
     on_main_process(lambda: run.write_initial(model, before))
@@ -129,18 +130,19 @@ def _train(
     return _result(config, task, model, trainer, run) | result
 
 
-def _callbacks(config: ExperimentConfig, objective: Objective) -> list[Callback]:
-    """Milestones, where the selecting metric has some.
+def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective) -> list[Callback]:
+    """How far kernels move, and milestones, where the selecting metric has some.
 
     Raises:
         ArgumentError: they are asked for, and it has none.
     """
     metric, keep = objective.selecting, config.training.keep_milestones
+    callbacks: list[Callback] = [KernelMovement(model)]
     if metric.percent and metric.higher_is_better:
-        return [Milestones(metric, keep_weights=keep)]
+        return [*callbacks, Milestones(metric, keep_weights=keep)]
     if keep:
         raise ArgumentError(f"training.keep_milestones is for accuracies and the like, {metric.name} has no milestones")
-    return []
+    return callbacks
 
 
 def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:

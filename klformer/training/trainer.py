@@ -294,7 +294,9 @@ class Trainer:
         value = result.mean(metric.name)
         self.reporter.say(f"step {step}: validation {metric.name} {metric.show(value)}, loss {result.loss:.4f}")
         if log is not None:
-            log.write("validation", step, {"loss": result.loss, **result.means(), "seconds": progress.seconds})
+            noted = [item for callback in self.callbacks for item in callback.measure().items()]
+            figures = {"loss": result.loss, **result.means(), **dict(noted), "seconds": progress.seconds}
+            log.write("validation", step, figures)
         for callback in self.callbacks:
             callback.after_validation(Validation(step, result, self.saver.keep_weights))
         # Among equals the lower loss: the first 100% on one draw is not the most reliable model.

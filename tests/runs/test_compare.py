@@ -34,27 +34,30 @@ def two_runs(tmp_path, **training):
 
 
 class Interrupting(Listener):
-    """Sends Ctrl-C to this process at the first validation."""
+    """Sends SIGTERM to this process at the first validation."""
 
     def say(self, message):
         super().say(message)
-        if message.startswith("step 100: validation") and sum("validation" in said for said in self.said) == 1:
-            signal.raise_signal(signal.SIGINT)
+        if message.startswith("step 25: validation") and sum("validation" in said for said in self.said) == 1:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_runs_side_by_side_stop_together_go_on_and_are_the_runs_one_after_the_other(tmp_path):
-    configs, out = two_runs(tmp_path, max_steps=400, evaluate_every=100, log_every=100), tmp_path / "out"
+    configs, out = (
+        two_runs(tmp_path, max_steps=100, evaluate_every=25, checkpoint_every=25, log_every=25),
+        tmp_path / "out",
+    )
     listener, labels = Interrupting(), []
 
     def labelled(label):
         labels.append(label)
         return listener
 
-    with pytest.raises(Interrupted, match="SIGINT: 0 of 2 runs are done, the others are saved"):
+    with pytest.raises(Interrupted, match="SIGTERM: 0 of 2 runs are done, the others are saved"):
         compare([Variant(config) for config in configs], out, reporter=listener, jobs=2, labelled=labelled)
     assert labels == ["[1/2]", "[2/2]"]
-    assert sum("stopped after step" in said or "interrupted before" in said for said in listener.said) == 2
-    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    assert sum("stopped after step" in said or "ended before" in said for said in listener.said) == 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert not multiprocessing.active_children()
     results = compare([Variant(config) for config in configs], out, reporter=SilentReporter(), jobs=2)
     straight = compare([Variant(config) for config in configs], tmp_path / "straight", reporter=SilentReporter())
