@@ -39,7 +39,9 @@ class HedgehogAttention(AttentionMechanism):
         if num_frequencies % 2:
             raise ArgumentError(f"num_frequencies must be even, for pairs of features, got {num_frequencies}")
         count, dim = num_frequencies // 2, sizes.head_dim
-        rows = torch.cat([torch.eye(dim), orthogonal_rows(max(0, count - dim), dim, None)])[:count]
+        more = orthogonal_rows(max(0, count - dim), dim, None)
+        identity = torch.eye(dim)
+        rows = torch.cat([identity, more.to(identity.device)])[:count]  # the device of the moment may be meta
         #: (H, R / 2, D).
         self.query_map = nn.Parameter(rows.repeat(sizes.num_heads, 1, 1))
         self.key_map = nn.Parameter(rows.repeat(sizes.num_heads, 1, 1))
