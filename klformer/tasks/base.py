@@ -21,7 +21,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+from torch import nn
 
+from klformer.attention import AttentionSpec
 from klformer.checks import check_choice
 from klformer.data import Examples, InputShape, Sequences
 from klformer.errors import ArgumentError, ArgumentTypeError, DataError
@@ -136,6 +138,10 @@ class Task(ABC):
     def objective(self) -> Objective:
         """What is learned: classes, if nothing else is said."""
         return Classification(num_classes=self.num_classes)
+
+    def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
+        """A model of the task's own, around an attention; None for a Transformer with a head of the objective's."""
+        return None
 
     def guess(self) -> float | None:
         """The selecting metric of somebody who guesses, if that is known."""

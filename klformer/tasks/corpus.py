@@ -23,7 +23,7 @@ from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, first_existing, is_folder, reading
 from klformer.tasks.hub import nothing_usable
 from klformer.tasks.inputs import TextInputs, inputs_from_json
-from klformer.tasks.presets import ANY, LAPTOP_ATTENTION, Preset
+from klformer.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
 from klformer.tasks.progress import say
 from klformer.tokens import Tokens, TokensConfig, make_tokens
 from klformer.training.objective import Objective
@@ -77,10 +77,10 @@ PRESETS: Mapping[str, Preset] = {
     "paper": {
         "data": {"max_len": 512, "tokens": {"kind": "wordpiece", "vocab_size": 30_522}},
         "model": GLUE_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 5e-4},
+        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 5e-4, "kernel_weight_decay": None},
         "schedule": {"kind": "linear", "warmup_steps": 10_000},
         "training": {"batch_size": 64, "max_epochs": 5},
-        "attention": {ANY: {"num_frequencies": 128}},
+        "attention": {ANY: {"num_frequencies": 128, "smoothing": PAPER_SMOOTHING}},
     },
     "laptop": {
         "data": {"max_len": 64, "tokens": {"kind": "wordpiece", "vocab_size": 4096}, "validation_limit": 500,
