@@ -61,8 +61,8 @@ def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> N
     """The table of confusions with the F1 of every class, and the two numbers that sum it up."""
     confusion = details["confusion"]
     titles = names or [str(number) for number in range(len(confusion))]
-    table = Table(title="classes (rows) and what they were taken for (columns)", title_justify="left")
-    table.add_column("")
+    table = Table()
+    table.add_column("class \\ taken for")
     for title in titles:
         table.add_column(title, justify="right")
     table.add_column("F1", justify="right")

@@ -135,8 +135,10 @@ class Examples:
         for side in (self.first, self.second):
             if side is not None:
                 digest.update(side.offsets.tobytes())
-                digest.update(side.values[:: 1 + len(side.values) // _FINGERPRINT_TOKENS].tobytes())
-                release(side.values)
+                every = 1 + len(side.values) // _FINGERPRINT_TOKENS
+                for start in range(0, len(side.values), every << 18):
+                    digest.update(side.values[start : start + (every << 18) : every].tobytes())
+                    release(side.values)
         return digest.hexdigest()
 
     def take(self, indices: IntArray) -> "Examples":
