@@ -169,6 +169,7 @@ def write_peers(folder, **options):
         "num_layers": 1,
         "repeats": 3,
         "memory_repeats": 3,
+        "kept": False,
         "out": folder,
     }
     with pytest.MonkeyPatch.context() as patch:

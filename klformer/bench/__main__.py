@@ -1,5 +1,6 @@
 """`python -m klformer.bench`: one measurement in a process of its own, which a benchmark has started."""
 
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,10 @@ def main(arguments: Sequence[str]) -> None:
             from klformer.bench import peers
 
             peers.measure_memory(tyro.cli(peers.PeerMemory, args=flags))
+        case "ops" | "attention" | "peers":  # the benchmark itself, in another environment
+            benchmark = importlib.import_module(f"klformer.bench.{name}")
+            options = {"ops": "OpsBench", "attention": "AttentionBench", "peers": "PeersBench"}[name]
+            benchmark.run(tyro.cli(getattr(benchmark, options), args=flags))
         case "model-step":
             from klformer.bench.model import step
 

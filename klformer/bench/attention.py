@@ -11,13 +11,23 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import attention_names, attention_options, build_attention
-from klformer.bench.measure import as_flags, crossover, growth_power, in_own_process, round_times, show_power, spread
+from klformer.bench.measure import (
+    as_flags,
+    crossover,
+    growth_power,
+    in_own_process,
+    measured_with_kept_memory,
+    round_times,
+    show_power,
+    spread,
+)
 from klformer.checks import check_choice
 from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.plotting import plot_against_length, save
+from klformer.terminal import make_console
 
 #: In place of a crossover, where there is none because softmax is slower at every length.
 EVERYWHERE = "everywhere"
@@ -62,6 +72,8 @@ class AttentionBench:
     """Rounds that are counted."""
     memory: bool = True
     """Measure memory as well."""
+    kept: bool = True
+    """Measure time again in a process that keeps the memory that it frees."""
     out: Path | None = None
     """Folder for attention.json, attention.svg and attention.png."""
 
@@ -84,19 +96,23 @@ def run(options: AttentionBench) -> None:
         check_choice("attentions", name, attention_names())
     if list(options.lengths) != sorted(set(options.lengths)) or not options.lengths:
         raise ArgumentError(f"lengths must rise, got {options.lengths}")
-    console = Console(width=max(140, Console().width))
+    console = make_console(140)
     environment = describe_machine()
     console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")
     results = []
     for length in options.lengths:
         results += _measure(options, length, console)
+    if options.kept:
+        for row, again in zip(results, measured_with_kept_memory("attention", options)["results"], strict=True):
+            row["seconds_kept"] = again["seconds"]
     report = {
         "environment": environment,
         "sizes": vars(options.sizes(0)),
         "results": results,
         "summary": summarise(results),
     }
-    for quantity in ("seconds", "memory") if options.memory else ("seconds",):
+    quantities = ["seconds", *(["seconds_kept"] if options.kept else []), *(["memory"] if options.memory else [])]
+    for quantity in quantities:
         console.print(_table(options, report, quantity))
     if options.out is not None:
         write_json(options.out / "attention.json", report)
@@ -185,29 +201,33 @@ def _beside_softmax(
 def _values(results: Sequence[Mapping[str, Any]], name: str, quantity: str) -> list[float]:
     """Seconds (medians) or bytes of an attention from the shortest length to the longest, 0 where there is none."""
     rows = sorted((row for row in results if row["name"] == name), key=lambda row: row["length"])
-    return [row["seconds"]["median"] if quantity == "seconds" else row["memory"] or 0 for row in rows]
+    return [row["memory"] or 0 if quantity == "memory" else row[quantity]["median"] for row in rows]
 
 
 def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) -> Table:
-    unit, scale = ("ms", 1e3) if quantity == "seconds" else ("MiB", 1 / MEBIBYTE)
-    what = "time" if quantity == "seconds" else "peak memory above the operands"
+    timed = quantity != "memory"
+    unit, scale = ("ms", 1e3) if timed else ("MiB", 1 / MEBIBYTE)
+    what = {"seconds": "time, default allocator", "seconds_kept": "time, freed memory kept"}.get(
+        quantity, "peak memory above the operands"
+    )
     shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
     table = Table(title=f"forward + backward, {what}, {unit}, {shape}")
     table.add_column("attention")
     for length in options.lengths:
         table.add_column(f"L={length:,}", justify="right")
     table.add_column("grows as", justify="right")
-    beside_softmax = quantity == "seconds" and "softmax" in options.attentions
+    beside_softmax = timed and "softmax" in options.attentions
     if beside_softmax:
         table.add_column("faster than softmax", justify="right")
         table.add_column("softmax / it, longest", justify="right")
     for row in report["summary"]:
         values = _values(report["results"], row["name"], quantity)
         cells = [f"{value * scale:,.0f}" for value in values]
-        cells.append(show_power(row["time_slope" if quantity == "seconds" else "memory_slope"]))
+        cells.append(show_power(growth_power(options.lengths, values)))
         if beside_softmax:
-            longest = _values(report["results"], "softmax", quantity)[-1]
-            cells += [row["faster_than_softmax"] or "", f"{longest / values[-1]:.1f}x"]
+            softmax = _values(report["results"], "softmax", quantity)
+            beside = _beside_softmax(options.lengths, values, None if row["name"] == "softmax" else softmax)
+            cells += [str(beside["faster_than_softmax"] or ""), f"{softmax[-1] / values[-1]:.1f}x"]
         table.add_row(row["name"], *cells)
     return table
 

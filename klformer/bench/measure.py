@@ -1,14 +1,18 @@
 """How time and memory are measured: interleaved repeats with medians, and the peak of a process of its own."""
 
+import json
 import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 Subject = TypeVar("Subject")
 
@@ -42,6 +46,24 @@ def round_times(
     return times
 
 
+def both_times(
+    subjects: Mapping[Subject, Callable[[], object]], *, repeats: int
+) -> dict[Subject, tuple[list[float], list[float]]]:
+    """As `round_times`: seconds of the wall, and of the processor (all threads), which other work disturbs less."""
+    processor: dict[Subject, list[float]] = {subject: [] for subject in subjects}
+
+    def counted(subject: Subject, run: Callable[[], object]) -> Callable[[], None]:
+        def call() -> None:
+            start = time.process_time()
+            run()
+            processor[subject].append(time.process_time() - start)
+
+        return call
+
+    wall = round_times({subject: counted(subject, run) for subject, run in subjects.items()}, repeats=repeats)
+    return {subject: (wall[subject], processor[subject][1:]) for subject in subjects}  # the first warms up
+
+
 def median_times(subjects: Mapping[Subject, Callable[[], object]], *, repeats: int) -> dict[Subject, float]:
     """Medians of `round_times`."""
     return {subject: statistics.median(times) for subject, times in round_times(subjects, repeats=repeats).items()}
@@ -61,6 +83,41 @@ def with_spread(values: Mapping[str, float], form: str, scale: float = 1) -> str
 #: For processes whose memory is measured. glibc keeps freed blocks that are smaller than a threshold, and moves the
 #: threshold as it goes, so that the same step has one peak or another; with a fixed one, tensors are given back.
 GIVE_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 * 1024)}
+
+
+#: For processes that keep the memory that they free, instead of giving it back and having it zeroed again: glibc gives
+#: back large blocks by default, which costs whoever writes out large tensors more than their arithmetic.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)}
+
+
+def measured_with_kept_memory(benchmark: str, options: Any) -> dict[str, Any]:
+    """What a benchmark writes that is run again in a process that keeps the memory it frees, time alone.
+
+    Args:
+        benchmark: Its name.
+        options: A dataclass with the fields `memory` and `kept`, and `json` (a file) or `out` (a folder).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{benchmark}.json"
+        target = {"json": path} if "json" in {field.name for field in fields(options)} else {"out": path.parent}
+        again = replace(options, memory=False, kept=False, **target)
+        in_own_process([benchmark, *typed_flags(again)], environment=KEEP_FREED_MEMORY)
+        report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def typed_flags(options: Any) -> list[str]:
+    """The options of a benchmark as they are typed."""
+    flags: list[str] = []
+    for field in fields(options):
+        flag, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            flags += [flag, *map(str, value)]
+        elif value is not None:
+            flags += [flag, str(value)]
+    return flags
 
 
 def in_own_process(arguments: Sequence[str], *, environment: Mapping[str, str] = GIVE_MEMORY_BACK) -> str:

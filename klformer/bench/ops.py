@@ -1,5 +1,6 @@
 """`klformer bench ops`: the fused product against materialised features, softmax and its own floor."""
 
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,31 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from klformer.bench.measure import as_flags, in_own_process, log_log_slope, median_times
-from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
+from klformer.bench.floors import matrix_products
+from klformer.bench.measure import (
+    as_flags,
+    both_times,
+    in_own_process,
+    log_log_slope,
+    measured_with_kept_memory,
+    spread,
+    with_spread,
+)
+from klformer.bench.sizes import Sizes
+from klformer.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.environment import describe_machine
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.terminal import make_console
 
 #: The subjects that are this library's.
 PRODUCTS = ("rks", "rks causal", "prf", "prf causal")
 CAPTION = (
-    "materialised, softmax (causal where we are): their time / ours, higher is better. matrix products (the product's\n"
-    "own alone, the floor), bidirectional: our time / theirs. extra MiB: peak memory above the operands."
+    "processor: time of all threads, median (lowest to highest); all ratios are of it. materialised, softmax\n"
+    "(causal where we are): theirs / ours, higher is better; kept: in a process that keeps the memory it frees.\n"
+    "floor: ours / the matrix products alone, with a column of ones and in new memory; lean: without either.\n"
+    "bidirectional: ours / that without causality. extra MiB: peak memory above the operands."
 )
 
 
@@ -48,6 +63,8 @@ class OpsBench:
     """Longest sequence at which features are materialised; they take gigabytes."""
     memory: bool = True
     """Measure memory as well."""
+    kept: bool = True
+    """Measure time again in a process that keeps the memory that it frees."""
     json: Path | None = None
     """Write all figures to this file."""
 
@@ -61,13 +78,18 @@ class OpsBench:
 
 def run(options: OpsBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
-    console = Console(width=max(112, Console().width))
+    console = make_console(136)
     environment = describe_machine()
     console.print(f"klformer op benchmark, {environment['date']}, {environment['machine']}")
-    results = []
+    results: list[dict[str, Any]] = []
+    again = measured_with_kept_memory("ops", options)["results"] if options.kept else []
+    kept = {tuple(row[key] for key in ("name", "length", "frequencies")): row for row in again}
     for frequencies in options.frequencies:
         for length in options.lengths:
             results += _measure(options, options.sizes(length, frequencies), console)
+        for row in results:
+            other = kept.get((row["name"], row["length"], row["frequencies"]))
+            row["kept"] = None if other is None else {key: other[key] for key in ("seconds", "processor", "ratios")}
         console.print(_table(options, [r for r in results if r["frequencies"] == frequencies], frequencies))
     growth = _growth(results)
     for item in growth:
@@ -101,16 +123,19 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
     operands = Operands.random(sizes)
     subjects = {name: forward_and_backward(name, operands) for name in names}
     for feature_map in ("rks", "prf"):
-        subjects[f"{feature_map} matrix products"] = matrix_products(feature_map, operands)
+        parts = FEATURE_MAPS[feature_map].parts
+        subjects[f"{feature_map} matrix products"] = matrix_products(sizes, parts=parts, lean=False)
+        subjects[f"{feature_map} matrix products, lean"] = matrix_products(sizes, parts=parts, lean=True)
     with console.status(f"L={sizes.length} R={sizes.frequencies}: time"):
-        times = median_times(subjects, repeats=options.repeats)
+        times = both_times(subjects, repeats=options.repeats)
     results = []
-    for name, seconds in times.items():
+    for name, (wall, processor) in times.items():
         memory = None
         if options.memory and name in ATTENTIONS:
             with console.status(f"L={sizes.length} R={sizes.frequencies}: memory of {name}"):
                 memory = int(in_own_process(["memory", "--name", name, *as_flags(asdict(sizes), "sizes.")]))
-        results.append({"name": name, **asdict(sizes), "seconds": seconds, "memory": memory})
+        clocks = {"seconds": statistics.median(wall), "processor": spread(processor)}
+        results.append({"name": name, **asdict(sizes), **clocks, "memory": memory})
     rows = {row["name"]: row for row in results}
     return [row | {"ratios": _ratios(rows, row["name"]) if row["name"] in PRODUCTS else None} for row in results]
 
@@ -121,18 +146,26 @@ def _ratios(rows: dict[str, dict[str, Any]], name: str) -> dict[str, float | Non
     row = rows[name]
     materialised = None if causal else rows.get(f"{kind} materialised")
     return {
-        "materialised_over_ours": _ratio(materialised, row, "seconds"),
-        "softmax_over_ours": _ratio(rows.get("softmax causal" if causal else "softmax"), row, "seconds"),
-        "ours_over_matrix_products": None if causal else _ratio(row, rows[f"{kind} matrix products"], "seconds"),
-        "causal_over_bidirectional": _ratio(row, rows[kind], "seconds") if causal else None,
-        "memory_of_materialised": _ratio(row, materialised, "memory"),
+        "materialised_over_ours": _ratio(materialised, row),
+        "softmax_over_ours": _ratio(rows.get("softmax causal" if causal else "softmax"), row),
+        "ours_over_matrix_products": None if causal else _ratio(row, rows[f"{kind} matrix products"]),
+        "ours_over_lean": None if causal else _ratio(row, rows[f"{kind} matrix products, lean"]),
+        "causal_over_bidirectional": _ratio(row, rows[kind]) if causal else None,
+        "memory_of_materialised": _memory_ratio(row, materialised),
     }
 
 
-def _ratio(above: dict[str, Any] | None, below: dict[str, Any] | None, field: str) -> float | None:
-    if above is None or below is None or not above[field] or not below[field]:
+def _ratio(above: dict[str, Any] | None, below: dict[str, Any] | None) -> float | None:
+    """Of medians of processor time."""
+    if above is None or below is None or not below["processor"]["median"]:
         return None
-    return float(above[field] / below[field])
+    return float(above["processor"]["median"] / below["processor"]["median"])
+
+
+def _memory_ratio(above: dict[str, Any], below: dict[str, Any] | None) -> float | None:
+    if below is None or not above["memory"] or not below["memory"]:
+        return None
+    return float(above["memory"] / below["memory"])
 
 
 def _table(options: OpsBench, results: list[dict[str, Any]], frequencies: int) -> Table:
@@ -141,7 +174,8 @@ def _table(options: OpsBench, results: list[dict[str, Any]], frequencies: int) -
     table = Table(title=f"forward + backward of spectral_product, {shape}", caption=CAPTION, caption_justify="left")
     for column in ("L", "kernel"):
         table.add_column(column, no_wrap=True)
-    for column in ("ms", "materialised", "softmax", "matrix products", "bidirectional", "extra MiB", "of materialised"):
+    columns = ["ms", "processor ms", "materialised", "kept", "softmax", "floor", "lean", "bidirectional", "extra MiB"]
+    for column in (*columns, "of materialised"):
         table.add_column(column, justify="right")
     for length in options.lengths:
         for row in results:
@@ -150,7 +184,10 @@ def _table(options: OpsBench, results: list[dict[str, Any]], frequencies: int) -
                     f"{length:,}",
                     row["name"],
                     f"{row['seconds'] * 1e3:,.0f}",
-                    *(_times(row["ratios"][key]) for key in list(row["ratios"])[:4]),
+                    with_spread(row["processor"], ",.0f", 1e3),
+                    _times(row["ratios"]["materialised_over_ours"]),
+                    _times(row["kept"] and row["kept"]["ratios"]["materialised_over_ours"]),
+                    *(_times(row["ratios"][key]) for key in list(row["ratios"])[1:5]),
                     "" if row["memory"] is None else f"{row['memory'] / MEBIBYTE:,.0f}",
                     _times(row["ratios"]["memory_of_materialised"]),
                 )

@@ -14,12 +14,20 @@ from rich.table import Table
 
 from klformer.attention import attention_names
 from klformer.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
-from klformer.bench.measure import as_flags, in_own_process, round_times, spread, with_spread
+from klformer.bench.measure import (
+    as_flags,
+    in_own_process,
+    measured_with_kept_memory,
+    round_times,
+    spread,
+    with_spread,
+)
 from klformer.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.terminal import make_console
 
 CAPTION = (
     "error: relative RMS difference of results where the maths is the same; in brackets with\n"
@@ -67,6 +75,8 @@ class PeersBench:
     """Measure memory as well, each in processes of its own."""
     memory_repeats: int = 1
     """Processes for each in which memory is measured."""
+    kept: bool = True
+    """Measure time again in a process that keeps the memory that it frees."""
     out: Path | None = None
     """Folder for peers.json."""
 
@@ -93,7 +103,7 @@ def run(options: PeersBench) -> None:
             check_choice(option, name, attention_names())
     for option in ("repeats", "slow_repeats", "memory_repeats"):
         check_count(option, getattr(options, option))
-    console = Console(width=max(130, Console().width))
+    console = make_console(130)
     environment = describe_machine()
     console.print(f"klformer and its peers, {environment['date']}, {environment['machine']}")
     compared = pairs(options.names())
@@ -107,6 +117,7 @@ def run(options: PeersBench) -> None:
             console.print(f"{left_out}.", markup=False, soft_wrap=True)
     subjects: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
+    again = measured_with_kept_memory("peers", options) if options.kept else None
     for length in options.lengths:
         sizes = options.sizes(length)
         errors = {pair: check_same(pair, sizes) for pair in compared if pair.same}
@@ -115,6 +126,9 @@ def run(options: PeersBench) -> None:
         memory = {c: [_measure_memory(c, sizes, console) for _ in processes] for c in rounds}
         subjects += [_subject(c, sizes, rounds[c], memory[c]) for c in rounds]
         comparisons += [_comparison(pair, sizes, errors.get(pair), rounds, memory) for pair in compared]
+        if again is not None:
+            _attach(subjects, again["subjects"], "seconds")
+            _attach(comparisons, again["comparisons"], "time_ratio")
         shape = f"L={length:,} B={sizes.batch} H={sizes.heads} D=E={sizes.head_dim} R={sizes.num_frequencies}"
         console.print(_subject_table(shape, [row for row in subjects if row["length"] == length]))
         console.print(_comparison_table(shape, [row for row in comparisons if row["length"] == length]))
@@ -128,6 +142,12 @@ def run(options: PeersBench) -> None:
         }
         write_json(options.out / "peers.json", report)
         console.print(f"figures written to {options.out / 'peers.json'}")
+
+
+def _attach(rows: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]], field: str) -> None:
+    """Put what was measured with freed memory kept beside what was not; both have the same rows in the same order."""
+    for row, other in zip(rows, again, strict=False):
+        row[f"{field}_kept"] = other[field]
 
 
 def measure_memory(options: PeerMemory) -> None:
@@ -197,11 +217,15 @@ def _memory_ratio(theirs: Sequence[int], ours: Sequence[int]) -> dict[str, float
 def _subject_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=f"forward + backward, {shape}")
     table.add_column("")
-    for column in ("ms (lowest to highest)", "rounds", "MiB above the operands"):
+    kept = any("seconds_kept" in row for row in rows)
+    times = ["ms (lowest to highest)", *(["ms, freed memory kept"] if kept else [])]
+    for column in (*times, "rounds", "MiB above the operands"):
         table.add_column(column, justify="right")
     for row in rows:
         memory = "" if row["memory"] is None else with_spread(row["memory"], ",.0f", 1 / MEBIBYTE)
-        table.add_row(row["name"], with_spread(row["seconds"], ",.1f", 1e3), str(row["rounds"]), memory)
+        fields = ("seconds", "seconds_kept") if kept else ("seconds",)
+        cells = [with_spread(row[field], ",.1f", 1e3) for field in fields]
+        table.add_row(row["name"], *cells, str(row["rounds"]), memory)
     return table
 
 
@@ -209,7 +233,8 @@ def _comparison_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=f"peers / klformer, {shape}", caption=CAPTION, caption_justify="left")
     for column in ("peer", "klformer"):
         table.add_column(column)
-    for column in ("error", "time", "memory"):
+    kept = any("time_ratio_kept" in row for row in rows)
+    for column in ("error", "time", *(["time, freed memory kept"] if kept else []), "memory"):
         table.add_column(column, justify="right")
     for row in rows:
         errors = row["errors"]
@@ -217,5 +242,8 @@ def _comparison_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
         if errors is not None and "error_with_epsilon" in errors:
             error += f" ({errors['error_with_epsilon']:.0e})"
         memory_ratio = "" if row["memory_ratio"] is None else with_spread(row["memory_ratio"], ".2f")
-        table.add_row(row["peer"], row["klformer"], error, with_spread(row["time_ratio"], ".2f"), memory_ratio)
+        fields = ("time_ratio", "time_ratio_kept") if kept else ("time_ratio",)
+        table.add_row(
+            row["peer"], row["klformer"], error, *(with_spread(row[field], ".2f") for field in fields), memory_ratio
+        )
     return table

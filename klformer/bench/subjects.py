@@ -1,4 +1,4 @@
-"""What the op benchmark compares: the fused product, materialised features, softmax, and bare matrix products."""
+"""What the op benchmark compares: the fused product, materialised features and softmax; `floors` has the floors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,23 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from klformer.bench.sizes import Sizes
 from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
 from klformer.ops.spectral_product import attend as product
-from klformer.ops.spectral_product.chunked.tiling import chunk_bounds, tiles
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Shape of a problem, in the letters of the project."""
-
-    batch: int
-    heads: int
-    length: int
-    head_dim: int
-    value_dim: int
-    frequencies: int
 
 
 @dataclass
@@ -126,42 +114,5 @@ def forward_and_backward(name: str, operands: Operands) -> Callable[[], None]:
 
     def run() -> None:
         torch.autograd.grad(attend(operands), wanted, operands.d_out)
-
-    return run
-
-
-def matrix_products(feature_map: str, operands: Operands) -> Callable[[], None]:
-    """The floor: the matrix products of `spectral_product`, in the same pieces, and nothing else."""
-    fmap = FEATURE_MAPS[feature_map]
-    q, k, v, omega = (x.detach() for x in operands.inputs())
-    call = SpectralOperands(SpectralKernel(fmap, omega), q, k, v)
-    length, num_frequencies, chunk = q.shape[2], call.num_projections, 1024
-
-    def run() -> None:
-        for tile in tiles(call, 1):
-            n, columns, head_dim = tile.num_rows, call.value_columns, omega.shape[-1]
-            phi = torch.ones(fmap.parts * n, chunk, num_frequencies)
-            values = torch.ones(fmap.parts * n, chunk, columns)
-            d_scores = torch.ones(n, chunk, num_frequencies)
-            x, frequencies = torch.ones(n, chunk, head_dim), torch.ones(n, num_frequencies, head_dim)
-            state = torch.zeros(fmap.parts * n, num_frequencies, columns)
-            d_omega = torch.zeros_like(frequencies)
-            for start, stop in chunk_bounds(length, chunk):
-                size = stop - start
-                for absorbs in (True, False):  # keys, then queries
-                    torch.bmm(x[:, :size], frequencies.transpose(1, 2))
-                    if absorbs:
-                        state.baddbmm_(phi[:, :size].transpose(1, 2), values[:, :size])
-                    else:
-                        torch.bmm(phi[:, :size], state)
-                for absorbs in (True, False):  # backward: queries, then keys
-                    torch.bmm(x[:, :size], frequencies.transpose(1, 2))
-                    if absorbs:
-                        state.baddbmm_(phi[:, :size].transpose(1, 2), values[:, :size])
-                    else:
-                        torch.bmm(phi[:, :size], state)
-                    torch.bmm(values[:, :size], state.transpose(1, 2))
-                    torch.bmm(d_scores[:, :size], frequencies)
-                    d_omega.baddbmm_(d_scores[:, :size].transpose(1, 2), x[:, :size])
 
     return run

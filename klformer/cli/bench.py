@@ -11,6 +11,7 @@ COMMAND = group(
         "ops": "klformer.bench.ops",
         "peers": "klformer.bench.peers",
         "layer": "klformer.bench.layer",
+        "decode": "klformer.bench.decode",
         "fastfood": "klformer.bench.fastfood",
         "denominators": "klformer.bench.denominators",
     },

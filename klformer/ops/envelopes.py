@@ -29,6 +29,8 @@ def gaussian_envelope(x: Tensor, coefficient: float, key_mask: Tensor | None = N
         if is_transformed(x):
             kept = x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
             return kept.to(dtype).square().sum(-1) * -coefficient
+        if not torch.is_grad_enabled() and key_mask is None:
+            return torch.linalg.vector_norm(x, dim=-1, dtype=dtype).square_().mul_(-coefficient)
         squares: Tensor = _SquaredNorm.apply(x.to(dtype), key_mask)  # type: ignore[no-untyped-call]
         return squares * -coefficient
 

@@ -55,6 +55,18 @@ def test_steps_equal_the_causal_sequence(name):
 
 
 @pytest.mark.parametrize("name", DECODING)
+def test_prepared_decoding_equals_the_causal_sequence(name):
+    mechanism, x = build(name).eval(), operands(causal=True)
+    expected = mechanism(*x, causal=True)
+    state = mechanism.prepare_decoding(BATCH)
+    state = mechanism.absorb(state, x.k[:, :, :3], x.v[:, :, :3])
+    for t in range(3, QUERIES):
+        out, state = mechanism.step(*(s[:, :, t : t + 1] for s in x), state)
+        torch.testing.assert_close(out, expected[:, :, t : t + 1], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(mechanism.read(state, x.q[:, :, -1:]), out, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", DECODING)
 def test_a_step_takes_one_token_of_its_own_batch(name):
     mechanism, x = build(name).eval(), operands(causal=True)
     with pytest.raises(ValueError, match=f"a step takes one token, got {QUERIES}"):

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
 
@@ -12,18 +11,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
-from klformer.bench import attention, fastfood
+from klformer.bench import attention, fastfood, measure
 from klformer.bench.__main__ import main as measure_alone
 from klformer.bench.attention import AttentionSizes
 from klformer.bench.attention import forward_and_backward as forward_and_backward_of_attention
+from klformer.bench.floors import matrix_products
 from klformer.bench.measure import crossover, growth, in_own_process, log_log_slope, median_times
-from klformer.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
+from klformer.bench.sizes import Sizes
+from klformer.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.cli.main import main
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
-from klformer.ops.spectral_product.chunked import bidirectional
-from klformer.ops.spectral_product.chunked.tiling import default_chunk
+from klformer.ops.spectral_product.chunked import ChunkedBackend
 
 SMALL = Sizes(batch=1, heads=2, length=40, head_dim=4, value_dim=3, frequencies=6)
 
@@ -53,35 +53,41 @@ def test_every_subject_runs(name):
 
 
 class MatrixProducts(TorchDispatchMode):
-    """Counts the batched matrix products that run, by the shapes of their factors."""
+    """Counts the multiplications of the batched matrix products that run."""
 
     def __init__(self):
         super().__init__()
-        self.counts = Counter()
+        self.multiplications = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         if name in ("bmm", "baddbmm", "baddbmm_"):
-            self.counts[tuple(tuple(factor.shape) for factor in args[-2:])] += 1
+            left, right = args[-2:]
+            self.multiplications += left.numel() * right.shape[-1]
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("feature_map", ["rks", "prf"])
-def test_the_floor_is_the_products_of_the_fused_op(feature_map):
-    operands = Operands.random(SMALL)
+def test_the_floors_are_the_products_of_the_fused_op(feature_map):
+    sizes = Sizes(batch=1, heads=2, length=200, head_dim=16, value_dim=16, frequencies=32)
+    operands = Operands.random(sizes)
     q, k, v, omega = (x.detach() for x in operands.inputs())
-    call = SpectralOperands(SpectralKernel(FEATURE_MAPS[feature_map], omega), q, k, v)
-    chunk = default_chunk(call)
+    fmap = FEATURE_MAPS[feature_map]
+    call, backend = SpectralOperands(SpectralKernel(fmap, omega), q, k, v), ChunkedBackend("always", recompute="always")
+    counts = {}
     with MatrixProducts() as ours:
-        saved = bidirectional.forward(call, chunk)
-        bidirectional.backward(call, saved, operands.d_out, ("q", "k", "v", "omega"), chunk)
-    with MatrixProducts() as floor:
-        matrix_products(feature_map, operands)()
-    assert floor.counts.total() > 0
-    assert ours.counts == floor.counts
+        saved = backend.forward(call)
+        backend.backward(call, saved, operands.d_out, ("q", "k", "v", "omega"))
+    for lean in (True, False):
+        with MatrixProducts() as floor:
+            matrix_products(sizes, parts=fmap.parts, lean=lean)()
+        counts[lean] = floor.multiplications
+    assert counts[True] <= ours.multiplications < 1.1 * counts[True], "ours has at most a column or a row more"
+    assert counts[True] < counts[False] < 1.1 * counts[True], "the old one has a column of ones"
 
 
-def test_ops_prints_ratios_and_writes_them(tmp_path, capsys):
+def test_ops_prints_ratios_and_writes_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "in_own_process", in_this_process)
     target = tmp_path / "ops.json"
     out = run_bench(
         capsys,
@@ -91,13 +97,18 @@ def test_ops_prints_ratios_and_writes_them(tmp_path, capsys):
     assert "rks causal" in out
     assert "time grows as L^" in out
     report = json.loads(target.read_text())
-    assert len(report["results"]) == 6 * 10
+    assert len(report["results"]) == 6 * 12
     product = next(r for r in report["results"] if r["name"] == "rks")
     plain = next(r for r in report["results"] if r["name"] == "rks materialised")
-    assert product["ratios"]["materialised_over_ours"] == pytest.approx(plain["seconds"] / product["seconds"])
+    assert product["ratios"]["materialised_over_ours"] == pytest.approx(
+        plain["processor"]["median"] / product["processor"]["median"]
+    )
+    assert product["kept"]["processor"]["median"] > 0
     causal = next(r for r in report["results"] if r["name"] == "prf causal")
     rival = next(r for r in report["results"] if r["name"] == "softmax causal")
-    assert causal["ratios"]["softmax_over_ours"] == pytest.approx(rival["seconds"] / causal["seconds"])
+    assert causal["ratios"]["softmax_over_ours"] == pytest.approx(
+        rival["processor"]["median"] / causal["processor"]["median"]
+    )
     assert {item["of"] for item in report["growth"]} == {"seconds"}
     assert all(row["seconds"] > 0 for row in report["results"])
 
@@ -182,7 +193,7 @@ def test_small_benchmarks_print_their_tables(capsys):
     assert "peak memory" in run_bench(capsys, "layer", "--length", "2000", "--heads", "2", "--head-dim", "8")
 
 
-def in_this_process(arguments):
+def in_this_process(arguments, environment=None):
     """What a measurement prints, without a process of its own, which takes seconds to start."""
     with redirect_stdout(StringIO()) as printed:
         measure_alone(arguments)
@@ -191,6 +202,7 @@ def in_this_process(arguments):
 
 def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(attention, "in_own_process", in_this_process)
+    monkeypatch.setattr(measure, "in_own_process", in_this_process)
     sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--lengths", "32", "64", "--repeats", "2"]
     out = run_bench(capsys, "attention", "--attentions", "softmax", "gmm-prf", *sizes, "--out", str(tmp_path))
     report = json.loads((tmp_path / "attention.json").read_text())
@@ -202,6 +214,8 @@ def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monke
         assert row["memory"] >= 0
     assert [row["name"] for row in report["summary"]] == ["softmax", "gmm-prf"]
     assert "softmax / it" in out
+    assert "freed memory kept" in out
+    assert all(row["seconds_kept"]["median"] > 0 for row in report["results"])
     assert "faster than softmax" in out
     assert (tmp_path / "attention.png").stat().st_size > 1000
     assert "gmm-prf" in (tmp_path / "attention.svg").read_text()

@@ -157,7 +157,7 @@ def test_only_kernels_have_features_to_materialise():
 
 def small_bench(**changes):
     sizes = {"lengths": (13, 17), "heads": 2, "head_dim": 4, "num_frequencies": 6, "num_layers": 1, "repeats": 3}
-    return PeersBench(**{"memory": False, "encoder_attentions": (), **sizes, **changes})
+    return PeersBench(**{"memory": False, "kept": False, "encoder_attentions": (), **sizes, **changes})
 
 
 def test_without_performer_pytorch_the_others_are_measured(monkeypatch, tmp_path, capsys):

@@ -7,15 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import relative_error
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
 from klformer.ops import spectral_product as op
 from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS, chunked, spectral_product
-from klformer.ops.spectral_product.chunked import ChunkedBackend, few
+from klformer.ops.spectral_product.chunked import ChunkedBackend, few, tiling
+from klformer.ops.spectral_product.chunked import causal as causal_product
 from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.operands import SpectralKernel
+from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
 
 BATCH, HEADS, LENGTH, KEYS, DIM, VALUES, FREQUENCIES = 2, 3, 37, 29, 5, 7, 11
 #: The chunked backend at awkward chunks.
@@ -410,3 +413,85 @@ def test_impossible_arguments_are_named(change, message):
     arguments = problem("rks") | {"feature_map": "rks"} | change
     with pytest.raises(ValueError, match=message):
         spectral_product(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_two_softmaxes_in_half_precision_split_their_log_weights(dtype):
+    half = SoftmaxPairBackend("half", half=True)
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=dtype) for n in (19, 23, 23))
+    bias, omega = 4 * torch.randn(1, 2, 23) - 300, torch.randn(2, 16, 8).to(dtype).float()
+    call = op.SpectralOperands(SpectralKernel(FEATURE_MAPS["prf"], omega), q, k, v, key_bias=bias)
+    saved = half.forward(call)
+    d_out = torch.randn_like(saved[0])
+    gradients = half.backward(call, saved, d_out, ("omega", "key_bias"))
+    whole = BACKENDS["chunked"]
+    expected = whole.forward(call)
+    wanted = whole.backward(call, expected, d_out, ("omega", "key_bias"))
+    # Log-weights near -300 in one column would be off by up to 1 in bfloat16.
+    tolerance = 2e-2 if dtype == torch.float16 else 1e-1
+    assert relative_error(saved[0], expected[0]) < tolerance / 2
+    assert all(relative_error(gradients[name], wanted[name]) < tolerance for name in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_calls_for_cuda_fit_their_schemas(dtype):
+    """On tensors without memory, which take the kernels for CUDA."""
+    backend = SoftmaxPairBackend("half", half=True)
+    sizes = [(2, 3, 70, 16), (2, 3, 90, 16), (2, 3, 90, 24)]
+    q, k, v = (torch.empty(size, dtype=dtype, device="meta") for size in sizes)
+    omega, bias = torch.empty(3, 40, 16, device="meta"), torch.empty(2, 1, 90, device="meta")
+    key_mask = torch.empty(2, 1, 90, dtype=torch.bool, device="meta")
+    kernel = SpectralKernel(FEATURE_MAPS["prf"], omega)
+    call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias)
+    saved = backend.forward(call)
+    for got, want in zip(saved, backend.empty(call), strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    gradients = backend.backward(call, saved, torch.empty_like(saved[0]), ("omega", "key_bias"))
+    assert {name: (x.shape, x.dtype) for name, x in gradients.items()} == {
+        name: (x.shape, x.dtype) for name, x in call.tensors().items() if name != "key_mask"
+    }
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls that would be launches on a GPU: all but views and allocations."""
+
+    QUIET = (
+        "view",
+        "expand",
+        "transpose",
+        "slice",
+        "select",
+        "empty",
+        "as_strided",
+        "unsqueeze",
+        "detach",
+        "squeeze",
+        "t",
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__.strip("_")
+        self.count += not name.startswith(self.QUIET)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("feature_map", "causal", "most"),
+    [("prf", False, 160), ("rks", False, 240), ("prf", True, 1000), ("rks", True, 700)],
+)
+def test_a_gpu_has_few_launches(monkeypatch, feature_map, causal, most):
+    """16,384 tokens of 8 heads in the pieces of a GPU."""
+    q, k, v = (torch.empty(1, 8, 16384, 16, device="meta") for _ in range(3))
+    kernel = SpectralKernel(FEATURE_MAPS[feature_map], torch.empty(8, 128, 16, device="meta"))
+    call, backend = op.SpectralOperands(kernel, q, k, v, causal=causal), ChunkedBackend("gpu", recompute="always")
+    monkeypatch.setattr(causal_product, "_lost_anything", lambda lost: False)
+    with Calls() as calls:
+        saved = backend.forward(call)
+        if causal:
+            saved[-1] = torch.full(saved[-1].shape, tiling.GPU_CAUSAL_CHUNK)
+        backend.backward(call, saved, torch.empty_like(q), ("omega",))
+    assert 20 < calls.count <= most

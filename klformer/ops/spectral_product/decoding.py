@@ -114,17 +114,20 @@ class PreparedKernel:
             state.product.mul_((state.shift - raised).exp2_().transpose(1, 2))
             phi = (scores - raised).exp2_()
         else:
-            bias = k.new_zeros(1, 1, 1, 1) if bias is None else bias
-            by_key = bias.expand(*k.shape[:3], 1).flatten(0, 1)  # (n, S, 1)
-            raised = torch.maximum(state.shift, by_key.amax(1, keepdim=True))
-            factor = (state.shift - raised).exp_()
-            state.product.mul_(factor)
-            state.total.mul_(factor)
-            values = values * (by_key - raised).exp_()
-            phi = self._features(scores).flatten(0, 1)
+            phi, raised = self._features(scores).flatten(0, 1), state.shift
+            # Without log-weights the shift is 0 from the first key on. To look costs less than to multiply by 1, but
+            # for a GPU, which would have to be waited for.
+            if bias is not None or k.device.type != "cpu" or bool(state.shift.count_nonzero()):
+                bias = k.new_zeros(1, 1, 1, 1) if bias is None else bias
+                by_key = bias.expand(*k.shape[:3], 1).flatten(0, 1)  # (n, S, 1)
+                raised = torch.maximum(state.shift, by_key.amax(1, keepdim=True))
+                factor = (state.shift - raised).exp_()
+                state.product.mul_(factor)
+                state.total.mul_(factor)
+                values = values * (by_key - raised).exp_()
             if self.smoothing is not None:
-                state.total += values.sum(1, keepdim=True)
-        state.shift.copy_(raised)
+                state.total += values if values.shape[1] == 1 else values.sum(1, keepdim=True)
+        state.shift = raised
         angle = self._angle(k)
         if angle is not None:
             values = torch.cat([values * angle.cos(), values * angle.sin()], dim=-1)
@@ -132,6 +135,41 @@ class PreparedKernel:
             state.product.addcmul_(phi.view(rows, -1, 1), values)
         else:
             state.product.baddbmm_(phi.transpose(1, 2), values)
+
+    @torch.no_grad()
+    def step(self, state: KeyValueState, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> Tensor:
+        """Absorb one token (B, H, 1, .) and read from it, (B, H, 1, E): `absorb` and `read` in fewer calls.
+
+        Args:
+            key_bias: The log-weight of the key, (B or 1, H or 1, 1), finite.
+        """
+        exponential = self.feature_map.exponential and not self.kernel.simplex
+        if not exponential or k.dtype != state.product.dtype or v.dtype != state.product.dtype or q.dtype != k.dtype:
+            self.absorb(state, k, v, key_bias=key_bias)
+            return self.read(state, q)
+        _check_rows(state, k)
+        with full_precision(k):
+            rows, num_values = state.total.shape[0], v.shape[3]
+            scores = self._scores(torch.cat([q, k], dim=2)).view(rows, 2, -1)
+            query, key = scores[:, :1], scores[:, 1:]
+            if key_bias is not None:
+                key = key + (key_bias * LOG2_E).expand(*k.shape[:3]).reshape(rows, 1, 1)
+            raised = torch.maximum(state.shift, key)
+            state.product.mul_(state.shift.sub_(raised).exp2_().transpose(1, 2))
+            phi = key.sub_(raised).exp2_().transpose(1, 2)
+            state.product[..., :num_values].addcmul_(phi, v.reshape(rows, 1, num_values))
+            state.product[..., num_values:].add_(phi)
+            state.shift = raised
+            query += raised if self.frequency_bias is None else raised + self._bias_of_rows(k.shape[0])
+            weights = query.sub_(query.amax(-1, keepdim=True)).exp2_()
+            product = torch.bmm(weights, state.product)
+            # The key that was just absorbed is there: the denominator is above 0.
+            return (product[..., :-1] / product[..., -1:]).view(*v.shape)
+
+    def _bias_of_rows(self, batch: int) -> Tensor:
+        """The frequencies' log-weights, (n, 1, R) or (1, 1, R)."""
+        assert self.frequency_bias is not None
+        return self.frequency_bias if self.frequency_bias.shape[0] == 1 else self.frequency_bias.repeat(batch, 1, 1)
 
     @torch.no_grad()
     def read(self, state: KeyValueState, q: Tensor) -> Tensor:

@@ -119,9 +119,14 @@ def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
         for index, (start, stop) in enumerate(_blocks(operands.q.shape[2], cut)):
             carried, lost_here = _forward_block(tile, saved, carried, index, start, stop, cut)
             lost.append(lost_here)
-        if operands.num_shifts and lost and bool(torch.stack(lost).any()):
+        if operands.num_shifts and _lost_anything(lost):
             _forward_carefully(tile, saved, cut)
     return saved.as_list()
+
+
+def _lost_anything(lost: list[Tensor]) -> bool:
+    """Whether any block of a tile was marked: the one time that a device is waited for."""
+    return bool(lost) and bool(torch.stack(lost).any())
 
 
 def _forward_carefully(tile: Tile, saved: Residuals, cut: Cut) -> None:

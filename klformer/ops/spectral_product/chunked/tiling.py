@@ -21,8 +21,11 @@ GPU_CHUNK_BYTES = 64 * 2**20
 MIN_CHUNK, MAX_CHUNK = 32, 1024
 #: Chunk lengths of the causal product: the first that is not below the number of values, or the last.
 CAUSAL_CHUNKS = (32, 64)
-#: A state is kept for every so many tokens of the causal product, or fewer states.
-CHECKPOINT_TOKENS = 2048
+#: On a GPU: the states of chunks are added up one after the other, a few launches each.
+GPU_CAUSAL_CHUNK = 128
+#: Tokens of a block of the causal product for each feature, or more: the state that is kept for it is then as large as
+#: a quarter of the values.
+TOKENS_PER_FEATURE = 4
 #: Rows of a tile that a chunk leaves room for, where there are as many.
 ROWS = 4
 
@@ -54,15 +57,19 @@ def cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
 
 def causal_cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
     """Blocks of chunks whose features fit the budget of the device; chunks of `chunk` tokens if given."""
-    # Twice as much as without causality: a block has more calls, of small matrices.
-    budget, num_values = 2 * _budget(operands.q.device), operands.v.shape[-1]
+    budget, num_values = _budget(operands.q.device), operands.v.shape[-1]
     if chunk is None:
         # The (chunk, chunk) scores cost as much as the state where a chunk is as long as a value is wide.
         chunk = next(size for size in CAUSAL_CHUNKS if size >= num_values or size == CAUSAL_CHUNKS[-1])
+        chunk = chunk if operands.q.device.type == "cpu" else GPU_CAUSAL_CHUNK
     per_token = operands.num_features * operands.dtype.itemsize
     length = max(1, operands.q.shape[2])
     tokens = min(
-        max(CHECKPOINT_TOKENS, budget // (per_token * max(1, operands.q.shape[0] * operands.q.shape[1]))), length
+        max(
+            TOKENS_PER_FEATURE * operands.num_features,
+            budget // (per_token * max(1, operands.q.shape[0] * operands.q.shape[1])),
+        ),
+        length,
     )
     block = max(1, tokens // chunk) * chunk
     return Cut(chunk, max(1, budget // (per_token * min(block, length))), block)

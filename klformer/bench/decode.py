@@ -1,0 +1,146 @@
+"""`klformer bench decode`: tokens per second of step-by-step decoding at several positions.
+
+One attention by itself, B sequences, one token a step. A kernel's state has one size at every position; a softmax cache
+is as long as what came before. That cache is given every advantage: its memory is there from the start, and a step
+writes one row and reads the rest.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import scaled_dot_product_attention
+
+from klformer.attention import attention_capabilities, attention_options, build_attention
+from klformer.bench.measure import both_times
+from klformer.environment import describe_machine
+from klformer.errors import ArgumentError
+from klformer.files import write_json
+
+SOFTMAX = "softmax, preallocated cache"
+
+
+@dataclass(frozen=True)
+class DecodeBench:
+    """Tokens per second of decoding: prepared (in place), step by step (a new state each), and a softmax cache.
+
+    Example: klformer bench decode --attentions gmm-prf gmm-rks --positions 1024 8192 65536
+    """
+
+    attentions: tuple[str, ...] = ("gmm-prf", "gmm-rks", "fastfood-prf", "atoms-prf", "linear-elu")
+    """Attentions that can decode."""
+    batch_sizes: tuple[int, ...] = (1, 32)
+    """Sequences B that are decoded together."""
+    positions: tuple[int, ...] = (1024, 8192, 65536)
+    """Tokens that came before; only softmax's time depends on it."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    num_frequencies: int = 128
+    """Frequencies R of the kernels."""
+    steps: int = 20
+    """Steps that a round takes the time of."""
+    repeats: int = 5
+    """Rounds that are counted, after one to warm up."""
+    memory_limit: float = 4.0
+    """GiB that a softmax cache may take; larger ones are left out."""
+    json: Path | None = None
+    """Write all figures to this file."""
+
+
+@torch.no_grad()
+def run(options: DecodeBench) -> None:
+    """Measure, print the table, and write the figures where they were asked for."""
+    for name in options.attentions:
+        if not attention_capabilities(name).decoding:
+            raise ArgumentError(f"attentions: {name!r} can't decode step by step")
+    console = Console(width=max(112, Console().width))
+    environment = describe_machine()
+    console.print(f"klformer decoding benchmark, {environment['date']}, {environment['machine']}")
+    results = []
+    for batch in options.batch_sizes:
+        subjects = _subjects(options, batch)
+        with console.status(f"B={batch}"):
+            times = both_times(subjects, repeats=options.repeats)
+        for name, (wall, processor) in times.items():
+            tokens = options.steps * batch
+            results.append(
+                {
+                    "name": name,
+                    "batch": batch,
+                    "tokens_per_second": tokens / statistics.median(wall),
+                    "tokens_per_processor_second": tokens / statistics.median(processor),
+                    "microseconds_a_step": 1e6 * statistics.median(processor) / options.steps,
+                }
+            )
+    console.print(_table(options, results))
+    if options.json is not None:
+        write_json(options.json, {"environment": environment, "options": asdict(options), "results": results})
+        console.print(f"figures written to {options.json}")
+
+
+def _subjects(options: DecodeBench, batch: int) -> dict[str, Callable[[], object]]:
+    """Rounds of steps by name."""
+    shape = (batch, options.heads, 1, options.head_dim)
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    subjects: dict[str, Callable[[], object]] = {}
+    for name in options.attentions:
+        chosen = {"num_frequencies": options.num_frequencies} if "num_frequencies" in attention_options(name) else {}
+        mechanism = build_attention(name, num_heads=options.heads, head_dim=options.head_dim, **chosen).eval()
+        for label, state in (("prepared", mechanism.prepare_decoding(batch)), ("step", mechanism.initial_state(batch))):
+
+            def steps(mechanism: Any = mechanism, state: Any = state) -> None:
+                for _ in range(options.steps):
+                    _, state = mechanism.step(q, k, v, state)
+
+            subjects[f"{name}, {label}"] = steps
+    for position in options.positions:
+        if 8 * batch * options.heads * position * options.head_dim <= options.memory_limit * 2**30:
+            subjects[f"{SOFTMAX}, {position:,}"] = _cached_softmax(options, batch, position, (q, k, v))
+    return subjects
+
+
+def _cached_softmax(
+    options: DecodeBench, batch: int, position: int, token: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> Callable[[], None]:
+    """Steps at a position, with a cache whose memory is there from the start."""
+    q, k, v = token
+    room = (batch, options.heads, position + options.steps, options.head_dim)
+    keys, values = torch.zeros(room), torch.zeros(room)
+
+    def steps() -> None:
+        for index in range(position, position + options.steps):
+            keys[:, :, index : index + 1], values[:, :, index : index + 1] = k, v
+            scaled_dot_product_attention(q, keys[:, :, : index + 1], values[:, :, : index + 1])
+
+    return steps
+
+
+def _table(options: DecodeBench, results: list[dict[str, Any]]) -> Table:
+    shape = f"H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
+    table = Table(title=f"decoding, one attention, {shape}", caption="a kernel's step costs the same at every position")
+    table.add_column("")
+    for batch in options.batch_sizes:
+        for column in (f"tokens/s, B={batch}", "processor µs a step"):
+            table.add_column(column, justify="right")
+    for name in dict.fromkeys(row["name"] for row in results):
+        rows = {row["batch"]: row for row in results if row["name"] == name}
+        cells = []
+        for batch in options.batch_sizes:
+            row = rows.get(batch)
+            cells += (
+                ["", ""]
+                if row is None
+                else [
+                    f"{row['tokens_per_second']:,.0f}",
+                    f"{row['microseconds_a_step']:,.0f}",
+                ]
+            )
+        table.add_row(name, *cells)
+    return table
