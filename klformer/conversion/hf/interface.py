@@ -159,14 +159,33 @@ def _converted(call: InterfaceCall, mechanism: AttentionMechanism) -> Tensor:
 
 def key_mask(
     *,
+    q_length: int,
     kv_length: int,
+    q_offset: int | Tensor = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     **others: Any,
 ) -> Tensor | None:
-    """Which keys are tokens, (B, S), where attention is plain; otherwise transformers' own mask of all pairs."""
+    """Which keys are tokens, (B, S), where attention is plain; otherwise transformers' own mask of all pairs.
+
+    Raises:
+        ArgumentError: the cache has room for keys that are not there yet, which would be taken for keys.
+    """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        return sdpa_mask(kv_length=kv_length, mask_function=mask_function, attention_mask=attention_mask, **others)
+        return sdpa_mask(
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,  # type: ignore[arg-type]
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            **others,
+        )
+    # Caches of fixed size count their tokens in a tensor; in the others the queries are the last of the keys.
+    is_fixed = isinstance(q_offset, Tensor) or q_offset + q_length != kv_length
+    if mask_function is causal_mask_function and is_fixed:
+        raise ArgumentError(
+            "a converted model decodes with a cache that grows, like DynamicCache, not with a static one"
+        )
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:].bool()
