@@ -1,12 +1,17 @@
 """How much memory a process takes, at present and at its peak."""
 
+import mmap
 import os
 import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MEBIBYTE = 2**20
 
@@ -53,3 +58,14 @@ def _status_bytes(field: str) -> int:
 def _rusage_peak() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def release(values: "NDArray[Any]") -> None:
+    """Let go of the pages of an array that is mapped from a file; they are read again when they are needed.
+
+    For whoever has gone through all of it: what was read counts as this process's memory otherwise. Nothing happens to
+    any other array.
+    """
+    mapped = getattr(values, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -7,7 +7,8 @@ import klformer
 
 PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
-LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise", "plotting", "plugins"]
+LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise"]
+LEAVES += ["plotting", "plugins", "terminal"]
 MODEL = ["ops", "kernels", "attention", "nn", "models", "conversion"]
 RUN = ["data", "tokens", "training", "tasks", "runs"]
 ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]

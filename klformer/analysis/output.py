@@ -59,7 +59,8 @@ def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str)
     table = Table(title=title, title_justify="left")
     for column in rows[0] if rows else ():
         heading = str(column).replace("_", " ")  # so that it can be broken
-        table.add_column(heading, justify="left" if isinstance(rows[0][column], str) else "right")
+        # Folded, not cut: names of runs differ at their ends.
+        table.add_column(heading, justify="left" if isinstance(rows[0][column], str) else "right", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     console.print(table)

@@ -27,6 +27,7 @@ from klformer.errors import ArgumentError
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.plotting import plot_against_length, save
+from klformer.terminal import make_console
 
 #: In place of a crossover, where there is none because softmax is slower at every length.
 EVERYWHERE = "everywhere"
@@ -95,7 +96,7 @@ def run(options: AttentionBench) -> None:
         check_choice("attentions", name, attention_names())
     if list(options.lengths) != sorted(set(options.lengths)) or not options.lengths:
         raise ArgumentError(f"lengths must rise, got {options.lengths}")
-    console = Console(width=max(140, Console().width))
+    console = make_console(140)
     environment = describe_machine()
     console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")
     results = []

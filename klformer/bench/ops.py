@@ -24,6 +24,7 @@ from klformer.environment import describe_machine
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.terminal import make_console
 
 #: The subjects that are this library's.
 PRODUCTS = ("rks", "rks causal", "prf", "prf causal")
@@ -77,7 +78,7 @@ class OpsBench:
 
 def run(options: OpsBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
-    console = Console(width=max(136, Console().width))
+    console = make_console(136)
     environment = describe_machine()
     console.print(f"klformer op benchmark, {environment['date']}, {environment['machine']}")
     results: list[dict[str, Any]] = []

@@ -27,6 +27,7 @@ from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.terminal import make_console
 
 CAPTION = (
     "error: relative RMS difference of results where the maths is the same; in brackets with\n"
@@ -102,7 +103,7 @@ def run(options: PeersBench) -> None:
             check_choice(option, name, attention_names())
     for option in ("repeats", "slow_repeats", "memory_repeats"):
         check_count(option, getattr(options, option))
-    console = Console(width=max(130, Console().width))
+    console = make_console(130)
     environment = describe_machine()
     console.print(f"klformer and its peers, {environment['date']}, {environment['machine']}")
     compared = pairs(options.names())

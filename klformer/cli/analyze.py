@@ -9,6 +9,7 @@ COMMAND = group(
         "variance": "klformer.analysis.variance.command",
         "eigenvalues": "klformer.analysis.eigenvalues.command",
         "kernel": "klformer.analysis.kernel.command",
+        "evidence": "klformer.analysis.evidence.command",
         "gradients": "klformer.analysis.gradients.command",
         "mse": "klformer.analysis.mse.command",
         "turing": "klformer.analysis.turing.command",

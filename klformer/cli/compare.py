@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from functools import partial
 
-from rich.console import Console
-
 from klformer.checks import check_count
 from klformer.cli.command import Command
 from klformer.cli.settings import Settings, parse_settings
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
 from klformer.runs.compare import compare, comparison_name, comparison_table
+from klformer.runs.sweep import variants
+from klformer.terminal import make_console
 from klformer.training.processes import is_main_process
 from klformer.training.progress import labelled_reporters, make_reporter
 
@@ -24,12 +24,16 @@ class Compare(Settings):
       klformer compare --task sparsity --attentions gmm-rks gmm-rks:frozen=true performer softmax
       klformer compare --task text --attentions gmm-prf softmax --seeds 0 1 2 --training.max-steps 500
       klformer compare --task recall --attentions gmm-prf gmm-prf:frozen=true --seeds 0 1 2 --jobs 2
+      klformer compare --attentions gmm-rks softmax --sweep model.dropout=0,0.1,0.3 training.batch_size=16,32
     """
 
     attentions: tuple[str, ...] = ("gmm-rks", "gmm-rks:frozen=true", "performer", "softmax")
     """Attentions, each with options after a colon."""
     seeds: tuple[int, ...] = (0,)
     """One run of every attention for each."""
+    sweep: tuple[str, ...] = ()
+    """Fields with several values, like model.dropout=0,0.1,0.3 or attention.num_frequencies=32,64: one run of every
+    attention and seed for each combination."""
     jobs: int = 1
     """Trainings side by side, each in a process of its own with one thread."""
 
@@ -45,9 +49,10 @@ def run(options: Compare) -> None:
     check_count("jobs", options.jobs)
     attentions = [AttentionSpec.parse(text) for text in options.attentions]
     configs = [options.experiment(attention, seed) for seed in options.seeds for attention in attentions]
+    chosen = [variant for config in configs for variant in variants(config, options.sweep)]
     out = options.out.expanduser()
     results = compare(
-        configs,
+        chosen,
         out,
         reporter=make_reporter(quiet=options.quiet),
         jobs=options.jobs,
@@ -55,9 +60,9 @@ def run(options: Compare) -> None:
     )
     if not is_main_process():
         return
-    console = Console(width=max(120, Console().width))
+    console = make_console(120)
     console.print(comparison_table(results))
-    console.print(f"runs and {comparison_name(configs[0])} are in {out}", highlight=False)
+    console.print(f"runs and {comparison_name(chosen[0])} are in {out}", highlight=False)
 
 
 COMMAND = Command(partial(parse_settings, Compare), run)

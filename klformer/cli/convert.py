@@ -134,11 +134,12 @@ def _measure(options: Convert) -> None:
     rows: list[dict[str, Any]] = []
     for tokens in options.lengths:
         softmax, linear = footprint(options.model, tokens), footprint(options.out, tokens)
-        times = softmax["seconds"] / linear["seconds"]
-        print(f"{tokens:,} tokens: softmax {softmax['seconds']:.3f} s, linear {linear['seconds']:.3f} s ({times:.1f}x)")
-        rows.append(
-            {"tokens": tokens, "teacher_seconds": softmax["seconds"], "teacher_bytes": softmax["bytes"], **linear}
+        seconds = "processor_seconds"
+        print(
+            f"{tokens:,} tokens: softmax {softmax[seconds]:.3f} s, linear {linear[seconds]:.3f} s of processors "
+            f"({softmax[seconds] / linear[seconds]:.1f}x)"
         )
+        rows.append({"tokens": tokens, **linear, **{f"teacher_{name}": value for name, value in softmax.items()}})
     certificate = options.out / CERTIFICATE
     write_json(certificate, read_json(certificate) | {"speed": rows})
 

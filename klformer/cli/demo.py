@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from klformer.cli.command import plain_command
 from klformer.runs.demo import FIGURE, LONG, SUMMARY, demonstrate, what_was_seen
+from klformer.terminal import make_console
 from klformer.training.progress import make_reporter
 
 
@@ -39,7 +39,7 @@ def run(options: Demo) -> None:
         count = "" if row.num_frequencies is None else str(row.num_frequencies)
         cells = (f"{row.accuracy:.1%}", f"{row.seconds:.0f}", f"{row.long_seconds:.3f}")
         table.add_row(row.attention, kind, count, *cells)
-    Console(width=max(100, Console().width)).print(table)
+    make_console(100).print(table)
     print(what_was_seen(rows))
     print(f"{SUMMARY} and {FIGURE} (one head's weights before and after) are in {options.out}")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.runs.load import load_run
 from klformer.runs.naming import attention_label, describe_score
+from klformer.terminal import make_console
 from klformer.training.processes import is_main_process
 from klformer.training.progress import make_reporter
 
@@ -68,7 +68,7 @@ def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> N
     table.add_column("F1", justify="right")
     for title, row, f1 in zip(titles, confusion, details["f1_by_class"], strict=True):
         table.add_row(title, *map(str, row), f"{100 * f1:.1f}%")
-    console = Console(width=max(Console().width, 20 + 12 * len(titles)))
+    console = make_console(20 + 12 * len(titles))
     console.print(table)
     console.print(
         f"macro F1 {100 * details['macro_f1']:.2f}%, expected calibration error "

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from klformer.cli.command import plain_command
@@ -18,6 +17,7 @@ from klformer.runs.naming import run_name
 from klformer.runs.presets import preset
 from klformer.runs.train import finished_result, train_run
 from klformer.tasks.glue import GLUE_TASKS, LEARNING_RATES
+from klformer.terminal import make_console
 from klformer.training.processes import is_main_process
 from klformer.training.progress import Reporter, make_reporter
 
@@ -94,7 +94,7 @@ def run(options: Glue) -> None:
             starts.append(Start.from_run(_pretrained(text, options.corpus, options.preset, out, reporter)))
     rows = run_glue(plan, starts, out / "glue", reporter=reporter)
     if is_main_process():
-        console = Console(width=max(160, Console().width))
+        console = make_console(160)
         console.print(_table(rows, plan))
         console.print(f"runs and {RESULTS} are in {out / 'glue'}", highlight=False)
 

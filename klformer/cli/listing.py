@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
@@ -10,6 +9,7 @@ from klformer.attention.base import ATTENTIONS
 from klformer.cli.command import plain_command
 from klformer.runs.presets import DEFAULT_ATTENTION, preset, preset_names
 from klformer.tasks import TASKS, task_names
+from klformer.terminal import make_console
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class List:
 
 def run(options: List) -> None:
     """Print two tables, of attentions and of tasks."""
-    console = Console(width=max(110, Console().width))
+    console = make_console(110)
     console.print(_attentions())
     console.print(_tasks())
 
@@ -27,7 +27,7 @@ def run(options: List) -> None:
 def _attentions() -> Table:
     table = Table(title="attentions", title_justify="left")
     for column in ("name", "what it is", "time", "can also be", "options and their defaults"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for name in attention_names():
         options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
         can = attention_capabilities(name)
@@ -40,7 +40,7 @@ def _attentions() -> Table:
 def _tasks() -> Table:
     table = Table(title="tasks", title_justify="left")
     for column in ("name", "what it is", "presets"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for name in task_names():
         table.add_row(name, TASKS[name].summary, "\n".join(_describe(chosen, name) for chosen in preset_names(name)))
     return table

@@ -49,6 +49,7 @@ COMMANDS = {
         "klformer.cli.bench", "measure attentions and operators: `klformer bench --help` names the benchmarks"
     ),
     "data": Entry("klformer.cli.data", "generate data, check it, or say where it is"),
+    "recommend": Entry("klformer.cli.recommend", "which attention to use for a length, with the numbers behind it"),
     "list": Entry("klformer.cli.listing", "attentions with their options, tasks and presets"),
 }
 
@@ -71,6 +72,10 @@ A first try:  klformer train --task sparsity --attention gmm-rks --training.max-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; errors that are the user's to act on are one line and exit code 1 or 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # torch's profiler says when it starts and stops, unless its library is told otherwise before it is loaded.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    if os.environ.get("NO_COLOR"):
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     try:
         try:
             _call(arguments)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klformer.errors import ArgumentError
+from klformer.memory import release
 
 IntArray = NDArray[np.int64]
 AnyArray = NDArray[Any]
@@ -135,6 +136,7 @@ class Examples:
             if side is not None:
                 digest.update(side.offsets.tobytes())
                 digest.update(side.values[:: 1 + len(side.values) // _FINGERPRINT_TOKENS].tobytes())
+                release(side.values)
         return digest.hexdigest()
 
     def take(self, indices: IntArray) -> "Examples":

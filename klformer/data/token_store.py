@@ -1,6 +1,6 @@
 """Token ids on disk, mapped into memory: a corpus may be larger than memory, and is tokenised once.
 
-    <folder>/<fingerprint>.arrow     one column `ids`, in one piece, in Arrow's file format
+    <folder>/<fingerprint>.arrow     one column `ids`, in one piece: a stream of Arrow, as `datasets` reads them
 
 A file is named by the fingerprint of what it was made from, written to a temporary name, synced and renamed: it is
 whole or not there, and two processes that make the same one do no harm.
@@ -8,13 +8,17 @@ whole or not there, and two processes that make the same one do no harm.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from klformer.data.sequences import AnyArray
 from klformer.errors import FileError
 from klformer.files import replacing
+from klformer.memory import release
+
+#: Bytes that are written, and in memory, at a time.
+_PIECE = 1 << 24
 
 
 class TokenStore:
@@ -55,8 +59,10 @@ class TokenStore:
                 size = raw.stat().st_size // dtype.itemsize
                 ids = np.memmap(raw, dtype, mode="r", shape=(size,)) if size else np.zeros(0, dtype)
                 schema = pa.schema([("ids", pa.from_numpy_dtype(dtype))])
-                with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                    writer.write_batch(pa.record_batch([pa.array(ids)], schema=schema))
+                with temporary.open("wb") as file:
+                    sink = pa.PythonFile(_PieceByPiece(file, ids), mode="w")
+                    with pa.ipc.new_stream(sink, schema) as writer:
+                        writer.write_batch(pa.record_batch([pa.array(ids)], schema=schema))
                 del ids
             finally:
                 raw.unlink(missing_ok=True)
@@ -67,8 +73,42 @@ class TokenStore:
 
         try:
             with pa.memory_map(str(path)) as source:
-                batch = pa.ipc.open_file(source).get_batch(0)
-            ids: AnyArray = batch.column(0).to_numpy(zero_copy_only=True)
-        except (pa.ArrowException, OSError, IndexError) as error:
+                start = source.read_buffer(1).address
+                source.seek(0)
+                column = pa.ipc.open_stream(source).read_next_batch().column(0)
+                dtype, size = np.dtype(column.type.to_pandas_dtype()), len(column)
+                offset = column.buffers()[1].address - start
+        except (pa.ArrowException, OSError, StopIteration) as error:
             raise FileError(f"{path} is damaged: {error}; delete it and it is made again") from error
-        return ids
+        # Mapped by numpy, whose pages can be let go of (klformer.memory.release), at the place where Arrow has them.
+        return np.memmap(path, dtype, mode="r", offset=offset, shape=(size,)) if size else np.zeros(0, dtype)
+
+
+class _PieceByPiece:
+    """A file to which one large buffer is written without ever being in memory as a whole.
+
+    Args:
+        file: To write to.
+        source: What is mapped from another file, and let go of after every piece.
+    """
+
+    def __init__(self, file: BinaryIO, source: AnyArray) -> None:
+        self._file = file
+        self._source = source
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content).cast("B")
+        for start in range(0, len(view), _PIECE):
+            self._file.write(view[start : start + _PIECE])
+            release(self._source)
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        """Whoever opened the file closes it."""

@@ -14,6 +14,12 @@ def gaussian_kernel(q: Tensor, k: Tensor, lengthscale: float = 1.0) -> Tensor:
     return (-difference.square().sum(-1) / (2 * lengthscale**2)).exp()
 
 
+def periodic_kernel(q: Tensor, k: Tensor, frequency: float) -> Tensor:
+    """(1 + 1/D sum_i cos(w d_i)) / 2, d = q - k: RKS with frequencies w e_i and a constant of the same weight."""
+    difference = q.unsqueeze(-2) - k.unsqueeze(-3)
+    return (1 + (frequency * difference).cos().mean(-1)) / 2
+
+
 def softmax_kernel(q: Tensor, k: Tensor) -> Tensor:
     """exp(q.k): PRF with norm coefficient 1/2 and omega ~ N(0, I)."""
     return (q @ k.transpose(-1, -2)).exp()

@@ -150,7 +150,7 @@ class Kernel(nn.Module):
             x = x.to(dtype)
             if self.spectrum is None:
                 return self.feature_map.explicit(x)
-            omega = (self.spectrum.frequencies() * self._scale()).to(dtype)
+            omega = self.scaled_frequencies().to(dtype)
             scores = x @ omega.transpose(-1, -2)
             log_weight = scores.new_zeros(1)
             if (frequency_bias := self.spectrum.log_weights()) is not None:
@@ -169,6 +169,16 @@ class Kernel(nn.Module):
         products = self.features(q, "query") @ self.features(k, "key").transpose(-1, -2)
         envelope = self._envelope(self.present(), q, None)
         return products if envelope is None else products * envelope.exp().unsqueeze(-1)
+
+    def scaled_frequencies(self) -> Tensor:
+        """Omega with the scaling of the inputs folded into it, (H or 1, R, D).
+
+        Raises:
+            ArgumentError: the kernel has no frequencies.
+        """
+        if self.spectrum is None:
+            raise ArgumentError(f"feature_map {self.feature_map.name!r} has no frequencies")
+        return self.spectrum.frequencies() * self._scale()
 
     def _scale(self) -> float | Tensor:
         """What inputs are multiplied by: a number, or (H, 1, 1)."""

@@ -73,8 +73,8 @@ class RandomKitchenSinks(FeatureMap):
     name = "rks"
     parts = 2
     takes_smoothing = True
-    # 1 as in the authors' code; docs/decisions.md has what happens without.
-    options = MappingProxyType({"smoothing": 1.0, "learn_smoothing": False})
+    # The authors' code and the paper's presets have 1: a contrast of 2 : 1 at most (docs/decisions.md).
+    options = MappingProxyType({"smoothing": 0.1, "learn_smoothing": False})
 
     def unit(self, like: Tensor) -> float:
         return 1 / math.tau if counts_turns(like) else 1.0

@@ -159,9 +159,21 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def visible(label: str) -> str:
-    """Short enough for a figure; matplotlib leaves labels with a leading underscore out of legends."""
-    short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+    """Short enough for a figure; matplotlib leaves labels with a leading underscore out of legends.
+
+    Names of one kind begin alike and differ at their ends, so that more of the end is left.
+    """
+    short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL // 3]}…{label[-(2 * MAX_LABEL // 3 - 1) :]}"
     return f" {short}" if short.startswith("_") else short
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """Labels that are short enough, as long as they are still different."""
+    short = [visible(label) for label in labels]
+    return [
+        visible_label if short.count(visible_label) == 1 else label
+        for visible_label, label in zip(short, labels, strict=True)
+    ]
 
 
 def thousands(value: float, _: float) -> str:

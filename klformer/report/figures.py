@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from klformer.memory import MEBIBYTE
@@ -19,6 +20,7 @@ from klformer.report.drawing import (
     Label,
     canvas,
     canvas_with_side,
+    distinct,
     label_at_the_side,
     legend_below,
     legend_rows,
@@ -54,22 +56,18 @@ class Bubble:
 
 
 def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
-    """The metric on the validation set against steps, one line a run."""
-    if not any(run.curve for run in setting.runs):
+    """The metric on the validation set against steps: the mean over seeds, in a band from the lowest to the highest."""
+    curves = {
+        group.attention: [dict(run.curve) for run in group.finished or group.runs if len(run.curve) > 1]
+        for group in setting.groups
+    }
+    curves = {attention: found for attention, found in curves.items() if found}
+    if not curves:
         return None
     with look(f"curves-{setting.letter}"):
-        names = [group.attention for group in setting.groups if any(run.curve for run in group.runs)]
-        figure, axes = canvas(names)
-        for group in setting.groups:
-            shown = [run for run in group.runs if run.curve]
-            for number, run in enumerate(shown):
-                axes.plot(
-                    *zip(*run.curve, strict=True),
-                    markersize=3,
-                    linewidth=1.3,
-                    label=visible(group.attention) if number == 0 else None,
-                    **artist.style(group.attention),
-                )
+        figure, axes = canvas(list(curves))
+        for attention, found in curves.items():
+            _draw_mean(axes, found, visible(attention), artist.style(attention) | _frozen_style(attention))
         if setting.chance is not None:
             axes.axhline(setting.chance, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), label="guessing")
         axes.set_xlabel("training step")
@@ -78,10 +76,27 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         axes.grid()
         legend_below(figure, axes)
         caption = (
-            f"Validation {setting.metric.name} against training steps, one line a run. "
-            "Lines that stop early are unfinished runs."
+            f"Validation {setting.metric.name} against training steps: the mean over seeds, and a band from the lowest "
+            "to the highest. Dashed: a kernel that is frozen. Lines that stop early are unfinished runs; one that "
+            "was evaluated once has none."
         )
         return artist.finish(figure, f"curves-{setting.letter}", "Learning curves", caption)
+
+
+def _draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
+    """One line for the runs of an attention, as far as all of them have come."""
+    steps = sorted(set.intersection(*map(set, curves)) or set(curves[0]))
+    values = [[curve[step] for curve in curves if step in curve] for step in steps]
+    axes.plot(steps, [fmean(found) for found in values], markersize=3, linewidth=1.3, label=label, **style)
+    if len(curves) > 1:
+        axes.fill_between(
+            steps, [*map(min, values)], [*map(max, values)], color=style["color"], alpha=0.15, linewidth=0
+        )
+
+
+def _frozen_style(attention: str) -> dict[str, Any]:
+    """Frozen kernels are dashed and above the others: what lies under them is still seen."""
+    return {"linestyle": (0, (4, 3)), "zorder": 3} if "frozen=true" in attention else {}
 
 
 def draw_bubbles(
@@ -213,19 +228,22 @@ def draw_variance(
                 axes.barh(
                     place, end - start, left=start, height=0.66, color=artist.style(str(row["attention"]))["color"]
                 )
-                # A label stands beyond the end of its bar, which may go to the left.
+                # A number stands to the right of its bar, where there are no names; the bar may go to the left.
                 axes.annotate(
                     form.format(end),
-                    (end, place),
-                    (-2 if end < start else 2, 0),
+                    (max(end, start), place),
+                    (2, 0),
                     textcoords="offset points",
-                    ha="right" if end < start else "left",
+                    ha="left",
                     va="center",
                     fontsize=7.5,
                 )
             axes.set_title(heading, fontsize=8.5)
-            axes.set_yticks(range(len(rows)), [visible(label) for label in labels])
-            axes.margins(x=0.4 if key == "agv" else 0.25)
+            axes.set_yticks(range(len(rows)), distinct(labels))
+            # Numbers stand to the right, and need the room.
+            low, high = axes.dataLim.intervalx
+            room = (high - low) or 1.0
+            axes.set_xlim(low - (0.05 * room if low < start else 0), high + (0.7 if key == "agv" else 0.35) * room)
             axes.xaxis.set_major_locator(MaxNLocator(3, steps=(1, 2, 5, 10)))
             axes.tick_params(axis="x", labelsize=7)
         grid[0, 0].invert_yaxis()

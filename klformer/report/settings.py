@@ -1,6 +1,7 @@
 """Runs that may be compared: those of one task with the same configuration but for attention and seed."""
 
 import json
+import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ FREE = {
     "training.checkpoint_every",
     "training.evaluation_batch_size",
     "training.evaluation_draws",
+    "training.checkpoint_seconds",
     "training.keep_checkpoints",
     "training.keep_milestones",
     "training.log_every",
@@ -93,6 +95,14 @@ class Group:
         if draws is None or draws < 2 or deviation is None:
             return None
         return scaled(deviation), f"{draws:.0f} draws"
+
+    def standard_error(self) -> float:
+        """Of the metric on the test set, scaled: over seeds, and that of a share of so many examples; 0 if unknown."""
+        spread, size, share = self.spread(), self.test("num_examples"), self.test(self.metric.name)
+        over_seeds = 0.0 if spread is None or self.seeds < 2 else spread[0] / math.sqrt(self.seeds)
+        if not size or share is None or not self.metric.percent or not 0 <= share <= 1:
+            return over_seeds
+        return max(over_seeds, self.metric.scaled(math.sqrt(share * (1 - share) / size)))
 
     def best_validation(self) -> float | None:
         """The best validation so far, scaled and averaged over seeds; there for unfinished runs, too."""
@@ -161,8 +171,27 @@ class Setting:
         return [group for group, shown in ranked if shown == ranked[0][1]]
 
     def is_best(self, group: Group) -> bool:
-        """Whether it is one of the best of several."""
-        return len(self.ranked()) > 1 and any(group is one for one in self.best())
+        """Whether it is one of the best of several, by more than chance: two standard errors from some other one."""
+        ranked = self.ranked()
+        top = [one for one, score in ranked if not _apart(ranked[0][0], one)]
+        return len(top) < len(ranked) and any(group is one for one in top)
+
+    def test_size(self) -> int | None:
+        """Examples of the test set, where all finished runs have the same."""
+        sizes = {run.result.test.get("num_examples") for run in self.runs if run.result is not None}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return None if size is None else int(size)
+
+
+def _apart(first: Group, second: Group) -> bool:
+    """Whether two scores differ by more than chance, or at all where nothing is known of chance."""
+    one, other = first.score(), second.score()
+    if one is None or other is None:
+        return True
+    show = first.metric.show_scaled
+    return show(one) != show(other) and abs(one - other) > 2 * math.hypot(
+        first.standard_error(), second.standard_error()
+    )
 
 
 def task_order(name: str) -> int:

@@ -11,6 +11,8 @@ from klformer.training.objectives import MaskedLanguageModelling
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     """The model of a run, with fresh weights from torch's global random state."""
+    if (own := task.model(config.attention)) is not None:
+        return own
     shape, objective = task.shape(), task.objective()
     if isinstance(objective, MaskedLanguageModelling):
         return build_masked(

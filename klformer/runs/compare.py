@@ -15,20 +15,22 @@ from klformer.files import write_text
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.jobs import Job, train_side_by_side
-from klformer.runs.naming import combined_score, run_name, selecting_metric, setting_name
+from klformer.runs.naming import combined_score, selecting_metric, setting_name
+from klformer.runs.sweep import Variant
 from klformer.runs.train import finished_result, train_run
 from klformer.tasks import build_task
 from klformer.training.processes import is_distributed, is_main_process
 from klformer.training.progress import Reporter, SilentReporter
 
 
-def comparison_name(config: ExperimentConfig) -> str:
-    """The file of all results on one task."""
-    return f"comparison-{setting_name(config)}.json"
+def comparison_name(variant: Variant) -> str:
+    """The file of all results on one task, or of one sweep."""
+    swept = "".join(f"-{part.partition('=')[0]}" for part in variant.label.split())
+    return f"comparison-{setting_name(variant.config)}{swept}.json"
 
 
 def compare(
-    configs: Sequence[ExperimentConfig],
+    variants: Sequence[Variant],
     folder: Path,
     *,
     reporter: Reporter,
@@ -38,7 +40,7 @@ def compare(
     """Do every run that is not done yet, going on with those that were interrupted; returns all results.
 
     Args:
-        configs: The runs.
+        variants: The runs.
         folder: Where their folders are.
         reporter: Told what happens.
         jobs: Trainings side by side, in processes with one thread each.
@@ -51,20 +53,21 @@ def compare(
     """
     if jobs > 1 and is_distributed():
         raise ArgumentError(f"jobs must be 1 where torchrun has started several processes, got {jobs}")
-    names = [run_name(config) for config in configs]
+    names = [variant.name for variant in variants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ArgumentError(f"every run must be named once, got twice: {', '.join(twice)}")
     if not is_main_process():
         reporter = SilentReporter()
-    finished = [finished_result(config, folder / run_name(config)) for config in configs]
-    for config, done in zip(configs, finished, strict=True):
+    finished = [finished_result(variant.config, folder / variant.name) for variant in variants]
+    for variant, done in zip(variants, finished, strict=True):
         if done is None:
-            check_model(config)
+            check_model(variant.config)
     do = _one_after_the_other if jobs == 1 else partial(_side_by_side, jobs=jobs, labelled=labelled)
-    results = do(configs, finished, folder, reporter)
+    made = do(variants, finished, folder, reporter)
+    results = [result | {"variant": variant.label} for result, variant in zip(made, variants, strict=True)]
     if is_main_process():
-        write_text(folder / comparison_name(configs[0]), json.dumps(results, indent=2) + "\n")
+        write_text(folder / comparison_name(variants[0]), json.dumps(results, indent=2) + "\n")
     return results
 
 
@@ -72,18 +75,17 @@ Finished = Sequence[dict[str, Any] | None]
 
 
 def _one_after_the_other(
-    configs: Sequence[ExperimentConfig], finished: Finished, folder: Path, reporter: Reporter
+    variants: Sequence[Variant], finished: Finished, folder: Path, reporter: Reporter
 ) -> list[dict[str, Any]]:
     results = []
-    for number, (config, done) in enumerate(zip(configs, finished, strict=True), start=1):
-        run_folder = folder / run_name(config)
-        reporter.say(f"[{number}/{len(configs)}] {run_folder.name}{': done already' if done else ''}")
-        results.append(done or train_run(config, run_folder, resume=True, reporter=reporter))
+    for number, (variant, done) in enumerate(zip(variants, finished, strict=True), start=1):
+        reporter.say(f"[{number}/{len(variants)}] {variant.name}{': done already' if done else ''}")
+        results.append(done or train_run(variant.config, folder / variant.name, resume=True, reporter=reporter))
     return results
 
 
 def _side_by_side(
-    configs: Sequence[ExperimentConfig],
+    variants: Sequence[Variant],
     finished: Finished,
     folder: Path,
     reporter: Reporter,
@@ -92,18 +94,20 @@ def _side_by_side(
     labelled: Callable[[str], Reporter],
 ) -> list[dict[str, Any]]:
     todo = [number for number, done in enumerate(finished) if done is None]
-    if len(todo) < len(configs):
-        reporter.say(f"{len(configs) - len(todo)} of {len(configs)} runs are done already")
+    if len(todo) < len(variants):
+        reporter.say(f"{len(variants) - len(todo)} of {len(variants)} runs are done already")
     if not todo:
         return [done for done in finished if done is not None]
+    quiet = isinstance(reporter, SilentReporter)
     # Once, before several want to.
-    build_task(configs[0].task, configs[0].data, quiet=isinstance(reporter, SilentReporter)).prepare()
+    for data in {variant.config.data: variant.config for variant in variants}.values():
+        build_task(data.task, data.data, quiet=quiet).prepare()
 
     def reporter_of(number: int) -> Reporter:
-        return labelled(f"[{todo[number] + 1}/{len(configs)}]")
+        return labelled(f"[{todo[number] + 1}/{len(variants)}]")
 
     made = train_side_by_side(
-        [Job(configs[number], folder / run_name(configs[number])) for number in todo],
+        [Job(variants[number].config, folder / variants[number].name) for number in todo],
         workers=jobs,
         reporter_of=reporter_of,
     )
@@ -132,7 +136,8 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        groups.setdefault(result["attention"], []).append(result)
+        label = f"{result['attention']} {result.get('variant', '')}".strip()
+        groups.setdefault(label, []).append(result)
     values = {label: [run["test"][metric.name] for run in runs] for label, runs in groups.items()}
     for label in sorted(groups, key=lambda label: -metric.rank(statistics.mean(values[label]))):
         runs, scores = groups[label], values[label]

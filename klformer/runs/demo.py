@@ -29,6 +29,7 @@ from klformer.runs.config import ExperimentConfig
 from klformer.runs.load import load_run
 from klformer.runs.naming import run_name
 from klformer.runs.presets import preset
+from klformer.runs.sweep import Variant
 from klformer.tasks import Split
 from klformer.training.progress import Reporter
 
@@ -75,7 +76,7 @@ def demonstrate(
         long: Tokens at which attentions are timed.
     """
     config = _config(train_steps, num_examples)
-    (result,) = compare([config], folder, reporter=reporter)
+    (result,) = compare([Variant(config)], folder, reporter=reporter)
     loaded = load_run(folder / run_name(config), reporter)
     data = {split: _batches(loaded.examples(split)) for split in get_args(Split)}
     teacher = loaded.model

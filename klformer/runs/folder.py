@@ -198,7 +198,10 @@ class RunFolder:
         before = self.config()
         changed = [change for key, change in changes(before, config).items() if key not in MAY_CHANGE]
         if changed:
-            raise RunError(f"{self} was started with another configuration: {'; '.join(changed)}")
+            raise RunError(
+                f"{self} was started with another configuration: {'; '.join(changed)}. Another --name or "
+                "--out makes another run; `compare --sweep FIELD=A,B` makes one for every value"
+            )
         return before
 
     def task_facts(self) -> TaskFacts:

@@ -25,6 +25,7 @@ from klformer.runs.config import ExperimentConfig
 from klformer.runs.train import train_run
 from klformer.training.metrics import Metric
 from klformer.training.progress import Reporter
+from klformer.training.signals import STOPPING
 
 Kind = Literal["say", "start", "step", "finish", "done", "stopped", "refused", "failed"]
 
@@ -158,7 +159,8 @@ def _team(size: int) -> Iterator[tuple[list[_Worker], list[int]]]:
 
     # Not forked: threads that torch has started would be missing in the copy.
     context = multiprocessing.get_context("spawn")
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    watched = [number for number in STOPPING if before[number] is not signal.SIG_IGN]
     # What is started meanwhile ignores it for good: the terminal sends Ctrl-C to all its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     team: list[_Worker] = []
@@ -169,7 +171,8 @@ def _team(size: int) -> Iterator[tuple[list[_Worker], list[int]]]:
             process.start()
             theirs.close()
             team.append(_Worker(process, ours))
-        signal.signal(signal.SIGINT, note)
+        for number in watched:
+            signal.signal(number, note)
         yield team, signals
     finally:
         for worker in team:

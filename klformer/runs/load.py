@@ -13,7 +13,9 @@ from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
+from klformer.runs.strangers import check_model_sizes, may_generate
 from klformer.tasks import DataConfig, Split, Task
+from klformer.tasks.files import only_reading
 from klformer.training.checkpoint import Checkpoint, CheckpointStore, put_weights
 from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.metrics import Metric
@@ -51,7 +53,11 @@ class LoadedRun:
             RunError: they are not those that the run had.
             DataError: something is wrong with the data.
         """
-        examples = self.task.load(split)
+        if self.own_data and not may_generate(self.task, self.folder):
+            with only_reading(f"; --data-root {self.task.root} generates it there, if you want that"):
+                examples = self.task.load(split)
+        else:
+            examples = self.task.load(split)
         if self.own_data:
             self.run.check_same_data({split: examples})
         return examples
@@ -98,9 +104,10 @@ def load_run(
     chosen = data or (config.data if data_root is None else config.data.model_copy(update={"root": data_root}))
     task = config.model_copy(update={"data": chosen}).make_task()
     task.know(run.knowledge())
-    model = build_model(config, task)
     store = run.checkpoints(reporter.say)
     checkpoint, which = _best_of(store, folder)
+    check_model_sizes(config, task, checkpoint.shapes(), checkpoint.folder)
+    model = build_model(config, task)
     put_weights(model, checkpoint.weights(), checkpoint.folder)
     weights, own_data = f"{which}, step {checkpoint.step}", data_root is None and data is None
     return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=own_data)

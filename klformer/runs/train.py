@@ -20,6 +20,7 @@ from klformer.runs.init_from import PretrainedRun
 from klformer.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.tasks import Split, Task
 from klformer.training.callbacks import Callback, Milestones
+from klformer.training.movement import KernelMovement
 from klformer.training.objective import Objective
 from klformer.training.processes import make_accelerator, on_main_process
 from klformer.training.progress import Reporter, SilentReporter
@@ -80,6 +81,7 @@ def _train(
     if source is not None:
         source.check_fits(config)
         task.adopt(source.knowledge)
+    _warn_of_length(config, accelerator, reporter)
     on_main_process(task.prepare)
     # One process learns, so that all know the same; a run that goes on knows what it knew.
     knowledge = on_main_process(task.learn if before is None else run.knowledge)
@@ -104,7 +106,7 @@ def _train(
         accelerator=accelerator,
         reporter=reporter,
         seed=config.seed,
-        callbacks=_callbacks(config, objective),
+        callbacks=_callbacks(config, model, objective),
     )
     on_main_process(claim)
     on_main_process(lambda: run.write_initial(model, before))
@@ -128,18 +130,19 @@ def _train(
     return _result(config, task, model, trainer, run) | result
 
 
-def _callbacks(config: ExperimentConfig, objective: Objective) -> list[Callback]:
-    """Milestones, where the selecting metric has some.
+def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective) -> list[Callback]:
+    """How far kernels move, and milestones, where the selecting metric has some.
 
     Raises:
         ArgumentError: they are asked for, and it has none.
     """
     metric, keep = objective.selecting, config.training.keep_milestones
+    callbacks: list[Callback] = [KernelMovement(model)]
     if metric.percent and metric.higher_is_better:
-        return [Milestones(metric, keep_weights=keep)]
+        return [*callbacks, Milestones(metric, keep_weights=keep)]
     if keep:
         raise ArgumentError(f"training.keep_milestones is for accuracies and the like, {metric.name} has no milestones")
-    return []
+    return callbacks
 
 
 def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
@@ -179,6 +182,22 @@ def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | No
         )
 
 
+def _warn_of_length(config: ExperimentConfig, accelerator: Accelerator, reporter: Reporter) -> None:
+    """Say so before the data is made, if a run is meant for another machine."""
+    if config.preset == "paper" and accelerator.device.type == "cpu":
+        reporter.say(
+            f"note: the preset paper is meant for a GPU, and this is a CPU: {_describe_length(config)}, and all of the "
+            "data. `--preset laptop` takes minutes; `klformer profile` says what a step takes"
+        )
+
+
+def _describe_length(config: ExperimentConfig) -> str:
+    training = config.training
+    lengths = {"steps": training.max_steps, "epochs": training.max_epochs}
+    length = " or ".join(f"{number:,} {unit}" for unit, number in lengths.items() if number is not None)
+    return f"{length} of {training.batch_size} examples"
+
+
 def _introduce(
     config: ExperimentConfig,
     task: Task,
@@ -191,6 +210,10 @@ def _introduce(
     parameters = sum(p.numel() for p in model.parameters())
     reporter.say(f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {run}")
     reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
+    reporter.say(
+        f"{_describe_length(config)}, evaluated every {config.training.evaluate_every:,} steps; "
+        "Ctrl-C saves and stops, --resume goes on"
+    )
     for sentence in task.notes():
         reporter.say(f"note: {sentence}")
     sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)

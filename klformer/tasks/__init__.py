@@ -9,13 +9,14 @@ from klformer.tasks.folder import Folder
 from klformer.tasks.glue import register_glue
 from klformer.tasks.image import Image
 from klformer.tasks.listops import ListOps
+from klformer.tasks.planted import Planted
 from klformer.tasks.recall import Recall
 from klformer.tasks.registry import TASKS, build_task, register_task, task_names
 from klformer.tasks.retrieval import Retrieval
 from klformer.tasks.sparsity import Sparsity
 from klformer.tasks.text import Text
 
-for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Csv, Folder, Corpus):
+for _task in (ListOps, Text, Retrieval, Image, Sparsity, Recall, Planted, Csv, Folder, Corpus):
     register_task(_task)
 register_glue()
 
@@ -28,6 +29,7 @@ __all__ = [
     "GeneratedData",
     "Image",
     "ListOps",
+    "Planted",
     "Recall",
     "Retrieval",
     "Sparsity",

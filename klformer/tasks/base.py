@@ -21,7 +21,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+from torch import nn
 
+from klformer.attention import AttentionSpec
 from klformer.checks import check_choice
 from klformer.data import Examples, InputShape, Sequences
 from klformer.errors import ArgumentError, ArgumentTypeError, DataError
@@ -136,6 +138,10 @@ class Task(ABC):
     def objective(self) -> Objective:
         """What is learned: classes, if nothing else is said."""
         return Classification(num_classes=self.num_classes)
+
+    def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
+        """A model of the task's own, around an attention; None for a Transformer with a head of the objective's."""
+        return None
 
     def guess(self) -> float | None:
         """The selecting metric of somebody who guesses, if that is known."""
@@ -270,11 +276,15 @@ class Task(ABC):
                 f"{len(examples)} training examples are too few to hold out {size * len(held_out)} of them: "
                 f"{self.location()}"
             )
-        order = np.random.default_rng((self.config.seed, _HOLDOUT_STREAM)).permutation(len(examples))
         # From the end: first validation, then test, and what is left is train.
         place = held_out.index(split) if split in held_out else len(held_out)
-        end = len(order) - size * place
-        return examples.take(np.sort(order[end - size : end] if split in held_out else order[:end]))
+        end = len(examples) - size * place
+        return self._cut(examples, end - size if split in held_out else 0, end)
+
+    def _cut(self, examples: Examples, start: int, end: int) -> Examples:
+        """What a split gets of examples that are held out in part: a piece of a seeded random order."""
+        order = np.random.default_rng((self.config.seed, _HOLDOUT_STREAM)).permutation(len(examples))
+        return examples.take(np.sort(order[start:end]))
 
     def _read_part(self, part: Split) -> Examples:
         examples = self.read(part)

@@ -23,7 +23,7 @@ from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, first_existing, is_folder, reading
 from klformer.tasks.hub import nothing_usable
 from klformer.tasks.inputs import TextInputs, inputs_from_json
-from klformer.tasks.presets import ANY, LAPTOP_ATTENTION, Preset
+from klformer.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
 from klformer.tasks.progress import say
 from klformer.tokens import Tokens, TokensConfig, make_tokens
 from klformer.training.objective import Objective
@@ -77,10 +77,10 @@ PRESETS: Mapping[str, Preset] = {
     "paper": {
         "data": {"max_len": 512, "tokens": {"kind": "wordpiece", "vocab_size": 30_522}},
         "model": GLUE_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 5e-4},
+        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 5e-4, "kernel_weight_decay": None},
         "schedule": {"kind": "linear", "warmup_steps": 10_000},
         "training": {"batch_size": 64, "max_epochs": 5},
-        "attention": {ANY: {"num_frequencies": 128}},
+        "attention": {ANY: {"num_frequencies": 128, "smoothing": PAPER_SMOOTHING}},
     },
     "laptop": {
         "data": {"max_len": 64, "tokens": {"kind": "wordpiece", "vocab_size": 4096}, "validation_limit": 500,
@@ -163,19 +163,8 @@ class Corpus(Task):
         offsets = np.arange(count + 1, dtype=np.int64) * self.max_len
         return Examples(Sequences(ids[: offsets[-1]], offsets), np.zeros(count, np.int64))
 
-    def _select(self, split: Split) -> Examples:
+    def _cut(self, examples: Examples, start: int, end: int) -> Examples:
         """Held out are the last blocks, as they are: nothing of a mapped file is copied."""
-        sources = {"train": "train", "validation": self.validation_source(), "test": self.test_source()}
-        if sources[split] == "file":
-            return self._read_part(split)
-        examples = self._read_part("train")
-        held_out = [name for name in ("validation", "test") if sources[name] == "train"]
-        size = max(1, round(self._holdout_fraction() * len(examples)))
-        if len(examples) <= size * len(held_out):
-            raise DataError(f"{len(examples)} blocks are too few to hold out some of them: {self.location()}")
-        place = held_out.index(split) if split in held_out else len(held_out)
-        end = len(examples) - size * place
-        start = end - size if split in held_out else 0
         offsets = examples.first.offsets[start : end + 1]
         values = examples.first.values[offsets[0] : offsets[-1]]
         return Examples(Sequences(values, offsets - offsets[0]), examples.targets[start:end])

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,19 @@ def parse_label(text: str, num_classes: int, *, file: Path, line: int | None = N
     return int(value)
 
 
+_REFUSAL: ContextVar[str | None] = ContextVar("_REFUSAL", default=None)
+
+
+@contextmanager
+def only_reading(remedy: str) -> Iterator[None]:
+    """Inside, data that is not there is an error, which ends with the remedy, and is not generated."""
+    token = _REFUSAL.set(remedy)
+    try:
+        yield
+    finally:
+        _REFUSAL.reset(token)
+
+
 class GeneratedFolder:
     """A folder of generated files with a manifest, written last, of their sizes and checksums.
 
@@ -129,8 +143,10 @@ class GeneratedFolder:
         interrupted, and delete what a process that was killed left.
 
         Raises:
-            DataError: it can't be written.
+            DataError: it can't be written, or data is only to be read here.
         """
+        if (remedy := _REFUSAL.get()) is not None:
+            raise DataError(f"the data is not there{remedy}", file=self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):

@@ -23,7 +23,7 @@ from klformer.tasks.corpus import GLUE_MODEL, GLUE_OPTIMISER, SMALL_MODEL
 from klformer.tasks.files import first_existing, reading
 from klformer.tasks.inputs import InputKind
 from klformer.tasks.own import RowsTask
-from klformer.tasks.presets import ANY, LAPTOP_ATTENTION, Preset
+from klformer.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
 from klformer.tasks.registry import register_task
 from klformer.tasks.tables import Place
 from klformer.tasks.targets import Number, TargetKind
@@ -49,10 +49,10 @@ PRESETS: Mapping[str, Preset] = {
     "paper": {
         "data": {"max_len": 512, "tokens": {"kind": "wordpiece", "vocab_size": 30_522}},
         "model": GLUE_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 1e-4},
+        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 1e-4, "kernel_weight_decay": None},
         "schedule": {"kind": "linear", "warmup_fraction": 0.1},
         "training": {"batch_size": 64, "max_epochs": 10, "evaluate_every": 200, "checkpoint_every": 500},
-        "attention": {ANY: {"num_frequencies": 128}},
+        "attention": {ANY: {"num_frequencies": 128, "smoothing": PAPER_SMOOTHING}},
     },
     "laptop": {
         "data": {"max_len": 64, "validation_limit": 1000, "test_limit": 2000},

@@ -16,7 +16,14 @@ from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.config import Split
 from klformer.tasks.files import entries, exists, is_folder, reading
 from klformer.tasks.hub import load_from_hub, nothing_usable
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
+from klformer.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
 
 _HUB_NAME = "uoft-cs/cifar10"
 _LOOKED_FOR = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")
@@ -189,7 +196,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_layers": 1, "num_heads": 8, "model_dim": 128, "head_dim": 8, "ffn_dim": 128, "head_hidden_dim": 128,
             "dropout": 0.3, "positions": "learned",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-4, "weight_decay": 0.0},
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-4, "weight_decay": 0.0},
         "schedule": {"kind": "cosine", "warmup_steps": 175},
         "training": {"batch_size": 256, "max_epochs": 200},
         "attention": paper_attention(

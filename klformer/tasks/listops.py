@@ -20,7 +20,14 @@ from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
 from klformer.tasks.files import GeneratedFolder, first_existing, parse_label, read_lines
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
+from klformer.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
 from klformer.tasks.progress import progress
 
 FILES: dict[Split, str] = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -39,7 +46,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_layers": 6, "num_heads": 8, "model_dim": 512, "head_dim": 64, "ffn_dim": 2048, "head_hidden_dim": 2048,
             "dropout": 0.1, "positions": "sinusoidal",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-3},
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-3},
         "schedule": {"kind": "rsqrt", "warmup_steps": 1000},
         "training": {"batch_size": 32, "max_steps": 10_000},
         "attention": paper_attention(

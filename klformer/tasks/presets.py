@@ -17,6 +17,10 @@ ANY = "*"
 SECTIONS = ("data", "model", "optimiser", "schedule", "training", "attention")
 
 LRA_OPTIMISER: Section = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-9, "weight_decay": 0.1}
+#: The authors' constant, which the paper does not name.
+PAPER_SMOOTHING = 1.0
+#: With weight decay on everything, the kernels too.
+PAPER_OPTIMISER: Section = {**LRA_OPTIMISER, "kernel_weight_decay": None}
 
 #: New frequencies every step: with the paper's 100, a short run adapts to the few samples it sees (docs/decisions.md).
 SMALL_TRAINING: Section = {"clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 10}
@@ -39,7 +43,7 @@ def paper_attention(
     *, gmm_rks: int, fastfood_rks: int, generative_rks: int, gmm_prf: int, fastfood_prf: int, generative_prf: int
 ) -> dict[str, Section]:
     """The paper's numbers of random samples M as options. The mixtures have C = 2 components, by which M noise vectors
-    become R = C M frequencies; attentions that the paper does not list have 256."""
+    become R = C M frequencies; attentions that the paper does not list have 256. The smoothing is the authors'."""
     frequencies = {
         "gmm-rks": 2 * gmm_rks,
         "fastfood-rks": fastfood_rks,
@@ -47,6 +51,7 @@ def paper_attention(
         "gmm-prf": 2 * gmm_prf,
         "fastfood-prf": fastfood_prf,
         "generative-prf": generative_prf,
-        ANY: 256,
     }
-    return {name: {"num_frequencies": number} for name, number in frequencies.items()}
+    for_any = {"num_frequencies": 256, "smoothing": PAPER_SMOOTHING}
+    by_name: dict[str, Section] = {name: {"num_frequencies": number} for name, number in frequencies.items()}
+    return {ANY: for_any, **by_name}

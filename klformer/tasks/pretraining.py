@@ -12,6 +12,7 @@ import numpy as np
 from klformer.data import Examples, InputShape, Sequences
 from klformer.data.sequences import AnyArray
 from klformer.errors import ArgumentError
+from klformer.memory import release
 from klformer.tasks.base import Knowledge, Task
 from klformer.tasks.config import Split
 from klformer.training.objectives import MaskedLanguageModelling
@@ -134,6 +135,7 @@ def _frequency(examples: Examples, vocab_size: int) -> AnyArray:
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(values), step):
         counts += np.bincount(values[start : start + step], minlength=vocab_size)
+        release(values)
     return counts
 
 

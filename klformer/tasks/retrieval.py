@@ -16,7 +16,14 @@ from klformer.errors import DataError
 from klformer.tasks.base import Task
 from klformer.tasks.config import Split
 from klformer.tasks.files import first_existing, parse_label, read_lines
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
+from klformer.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
 
 FILES: dict[Split, str] = {
     "train": "new_aan_pairs.train.tsv",
@@ -35,7 +42,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_layers": 4, "num_heads": 4, "model_dim": 128, "head_dim": 32, "ffn_dim": 512, "head_hidden_dim": 512,
             "dropout": 0.1, "positions": "sinusoidal",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-2},
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-2},
         "schedule": {"kind": "rsqrt", "warmup_steps": 8000},
         "training": {"batch_size": 32, "max_steps": 5_000},
         "attention": paper_attention(

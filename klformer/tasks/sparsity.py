@@ -27,7 +27,14 @@ from klformer.files import replacing
 from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.files import GeneratedFolder
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
+from klformer.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
 from klformer.tasks.progress import progress
 
 MAX_SUM = 4
@@ -48,7 +55,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_layers": 3, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 64, "head_hidden_dim": 64,
             "dropout": 0.1, "positions": "learned",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-6},
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-6},
         "schedule": {"kind": "constant", "warmup_steps": 0},
         "training": {"batch_size": 400, "max_epochs": 100, "keep_milestones": True},
         "attention": paper_attention(

@@ -167,14 +167,14 @@ def _read_delimited(path: Path, file: TextIO, wanted: _Columns, chosen: TableFor
                 given = "--data.column-names" if chosen.column_names else "the header"
                 raise DataError(
                     f"a row must have {len(header)} fields, as {given}, got {len(row)}; a field with {delimiter!r} in "
-                    "it must be in quotes (--data.delimiter names another, --no-data.quoted takes quotes as text)",
+                    "it must be in quotes (--data.delimiter names another, --data.no-quoted takes quotes as text)",
                     file=path,
                     line=start,
                 )
             yield Place(path, start), tuple(row[position] for position in positions)
     except csv.Error as error:
         raise DataError(
-            f"can't be parsed: {error}; --no-data.quoted takes quotes as text", file=path, line=reader.line_num
+            f"can't be parsed: {error}; --data.no-quoted takes quotes as text", file=path, line=reader.line_num
         ) from error
     finally:
         csv.field_size_limit(limit)

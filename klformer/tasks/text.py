@@ -16,7 +16,14 @@ from klformer.tasks.base import Task
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, exists, first_existing, is_folder, reading
 from klformer.tasks.hub import load_from_hub, nothing_usable
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset, paper_attention
+from klformer.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
 from klformer.tasks.tables import TABLE_SUFFIXES, read_table
 
 _HUB_NAME = "stanfordnlp/imdb"
@@ -143,7 +150,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_layers": 4, "num_heads": 4, "model_dim": 256, "head_dim": 64, "ffn_dim": 1024, "head_hidden_dim": 1024,
             "dropout": 0.1, "positions": "sinusoidal",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-2},
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-2},
         "schedule": {"kind": "rsqrt", "warmup_steps": 8000},
         "training": {"batch_size": 32, "max_steps": 20_000},
         "attention": {

@@ -151,7 +151,9 @@ def _learn_wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool) 
     ranked = sorted(counts, key=lambda character: (-counts[character], character))
     room = max(0, min(_MOST_CHARACTERS, (vocab_size - len(SPECIALS)) // 2))
     alphabet = sorted(character for character in ranked[: room + 1] if not character.isspace())
-    inner = [f"##{character}" for character in alphabet if character.isalnum()]
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    # Punctuation is a word of its own and never inside of one; symbols such as a degree sign are.
+    inner = [f"##{character}" for character in alphabet if len(split(f"a{character}a")) == 1]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIALS, *alphabet, *inner],

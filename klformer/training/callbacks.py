@@ -43,6 +43,10 @@ class Callback:
     def after_validation(self, validation: Validation) -> None:
         """The model was evaluated on the validation set."""
 
+    def measure(self) -> Mapping[str, float]:
+        """What the record of a validation is to say besides the metrics."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """What must survive an interruption, as JSON can say it."""
         return {}

@@ -13,13 +13,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -40,6 +41,11 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """Raises RunError if they can't be read, though the checksum is theirs."""
         return read_weights(self.folder / WEIGHTS)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, from the header of their file. Raises as `weights`."""
+        with _reading(self.folder / WEIGHTS), safe_open(self.folder / WEIGHTS, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
     def optimiser(self) -> dict[str, Tensor]:
         """Raises as `weights`."""
@@ -63,8 +69,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         RunError: it is not there, or damaged.
     """
-    try:
+    with _reading(path):
         return load_file(path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise RunError(f"{path} is not there") from error
     except SafetensorError as error:
@@ -78,12 +90,16 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
         RunError: those from `source` are another model's.
     """
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in wanted | found:
+    check_shapes(found, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, source)
+    model.load_state_dict(weights)
+
+
+def check_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], source: Path) -> None:
+    """Raises RunError unless the shapes of weights from `source` are those of the model."""
+    for name in [*wanted, *found]:
         if found.get(name) != wanted.get(name):
             sizes = f"{found.get(name, 'not there')} in it, {wanted.get(name, 'not there')} in the model"
             raise RunError(f"{source} does not fit the configuration: {name} is {sizes}")
-    model.load_state_dict(weights)
 
 
 class CheckpointStore:

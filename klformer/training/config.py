@@ -32,8 +32,8 @@ class OptimiserConfig(Config):
     kernel_learning_rate_factor: float = Field(1.0, gt=0)
     """The kernels' own parameters learn so many times as fast as the others."""
 
-    kernel_weight_decay: float | None = Field(None, ge=0)
-    """Weight decay of the kernels' own parameters; as the others if None."""
+    kernel_weight_decay: float | None = Field(0.0, ge=0)
+    """Weight decay of the kernels' own parameters; as the others if None, which is the paper's."""
 
 
 class ScheduleConfig(Config):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from klformer.kernels import SpectralDistribution
+from klformer.kernels import Kernel, SpectralDistribution
 from klformer.training.config import OptimiserConfig
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -50,8 +50,9 @@ def parameter_groups(model: nn.Module, config: OptimiserConfig) -> list[dict[str
 
 
 def kernel_parameters(model: nn.Module) -> set[str]:
-    """The names of the parameters that the kernels are learned by: those of spectral distributions."""
-    return _names(model, (SpectralDistribution,), recurse=True)
+    """The names of the parameters that the kernels are learned by: those of spectral distributions, and the smoothing
+    and temperature of kernels."""
+    return _names(model, (Kernel, SpectralDistribution), recurse=True)
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:

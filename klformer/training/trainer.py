@@ -33,6 +33,9 @@ from klformer.training.signals import StopSignal
 from klformer.training.state import Progress, StepTotals
 from klformer.training.step import NotFinite, Stepper, StepResult
 
+#: Steps that tell how long the others take.
+ESTIMATE_AFTER = 10
+
 
 class Trainer:
     """Trains a model for an objective, and keeps the best one.
@@ -198,7 +201,10 @@ class Trainer:
     def _loop(self, log: MetricsLog | None) -> None:
         self.wrapped.train()
         self._clock.start()
+        first, began = self.progress.step, time.monotonic()
         for step, indices in self._batches():
+            if step == first + ESTIMATE_AFTER + 1:
+                self._estimate((time.monotonic() - began) / ESTIMATE_AFTER)
             started = time.monotonic()
             done = self._one_step(step, indices)
             seconds = time.monotonic() - started
@@ -219,6 +225,15 @@ class Trainer:
                 return
             if stop:
                 raise Interrupted(f"{self._signal.name}: stopped after step {step}, state saved in {self.store.folder}")
+
+    def _estimate(self, seconds_a_step: float) -> None:
+        """Say how long the rest takes, if it is long."""
+        left = self.total_steps - self.progress.step
+        if left * seconds_a_step > 60:
+            self.reporter.say(
+                f"about {left * seconds_a_step / 60:,.0f} min for {left:,} steps of {seconds_a_step:.2g} s, "
+                "and the evaluations"
+            )
 
     def _batches(self) -> Iterator[tuple[int, IntArray]]:
         """(step, all processes' indices) from where training is to its end."""
@@ -279,7 +294,9 @@ class Trainer:
         value = result.mean(metric.name)
         self.reporter.say(f"step {step}: validation {metric.name} {metric.show(value)}, loss {result.loss:.4f}")
         if log is not None:
-            log.write("validation", step, {"loss": result.loss, **result.means(), "seconds": progress.seconds})
+            noted = [item for callback in self.callbacks for item in callback.measure().items()]
+            figures = {"loss": result.loss, **result.means(), **dict(noted), "seconds": progress.seconds}
+            log.write("validation", step, figures)
         for callback in self.callbacks:
             callback.after_validation(Validation(step, result, self.saver.keep_weights))
         # Among equals the lower loss: the first 100% on one draw is not the most reliable model.

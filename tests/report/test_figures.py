@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 from matplotlib import pyplot as plt
-from report_support import make_run
+from report_support import edit, make_run
 
 from klformer.report.collect import collect
-from klformer.report.drawing import Artist, look
-from klformer.report.figures import Bubble, draw_bubbles, draw_memory_by_task, draw_variance
+from klformer.report.drawing import Artist, distinct, look
+from klformer.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
 from klformer.report.run import ACCURACY, Metric
 from klformer.report.settings import make_settings
 
@@ -119,3 +119,30 @@ def test_scores_that_are_no_shares_have_their_own_unit_and_direction(keeper, hig
     assert high - low > 10  # small differences do not look large
     assert axes.get_xlabel() == "test mse"
     assert f"Low, {'right' if higher_is_better else 'left'} and large is good" in keeper.captions[0]
+
+
+def test_seeds_are_a_mean_with_a_band_and_frozen_kernels_do_not_hide_others(keeper, tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"learned{seed}", "gmm-rks", seed=seed)
+    frozen = make_run(tmp_path / "frozen", "gmm-rks")
+    edit(frozen / "config.json", attention={"name": "gmm-rks", "options": {"frozen": True}})
+    (make_run(tmp_path / "once", "softmax") / "metrics.jsonl").write_text(
+        '{"kind": "validation", "step": 1, "accuracy": 0.5}\n'
+    )
+    settings = make_settings(collect([tmp_path]).runs)
+    for setting in settings:
+        draw_curves(keeper, setting)
+    axes = [figure.axes[0] for figure in keeper.kept]
+    lines = {line.get_label(): line for one in axes for line in one.lines if not line.get_label().startswith("_")}
+    assert "softmax" not in lines
+    assert lines["gmm-rks:frozen=true"].is_dashed()
+    assert lines["gmm-rks:frozen=true"].zorder > lines["gmm-rks"].zorder
+    assert sum(len(one.collections) for one in axes) == 1
+
+
+def test_long_names_stay_different():
+    names = [f"sparsity0.5-laptop-generative-prf-num_frequencies=64-seed{seed}" for seed in range(3)]
+    assert len(set(distinct(names))) == 3
+    assert max(map(len, distinct(names))) <= 30
+    alike = [f"{'a' * 40}{middle}{'b' * 40}" for middle in "xy"]
+    assert distinct(alike) == alike

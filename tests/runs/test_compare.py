@@ -1,17 +1,21 @@
 """Comparisons see what is impossible before the first run, and train side by side; the rest is typed in tests/cli."""
 
+import json
 import multiprocessing
 import signal
 
 import pytest
+from cli_support import fails, run
 from run_support import Listener, assert_same_state, final_state, tiny
+from support import TINY
 
 import klformer
-from klformer.errors import Interrupted, RunError
+from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.models import AttentionSpec
 from klformer.runs.compare import check_model, compare
 from klformer.runs.naming import run_name
 from klformer.runs.presets import preset
+from klformer.runs.sweep import Variant, variants
 from klformer.training.progress import SilentReporter
 
 
@@ -30,35 +34,38 @@ def two_runs(tmp_path, **training):
 
 
 class Interrupting(Listener):
-    """Sends Ctrl-C to this process at the first validation."""
+    """Sends SIGTERM to this process at the first validation."""
 
     def say(self, message):
         super().say(message)
-        if message.startswith("step 100: validation") and sum("validation" in said for said in self.said) == 1:
-            signal.raise_signal(signal.SIGINT)
+        if message.startswith("step 25: validation") and sum("validation" in said for said in self.said) == 1:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_runs_side_by_side_stop_together_go_on_and_are_the_runs_one_after_the_other(tmp_path):
-    configs, out = two_runs(tmp_path, max_steps=400, evaluate_every=100, log_every=100), tmp_path / "out"
+    configs, out = (
+        two_runs(tmp_path, max_steps=100, evaluate_every=25, checkpoint_every=25, log_every=25),
+        tmp_path / "out",
+    )
     listener, labels = Interrupting(), []
 
     def labelled(label):
         labels.append(label)
         return listener
 
-    with pytest.raises(Interrupted, match="SIGINT: 0 of 2 runs are done, the others are saved"):
-        compare(configs, out, reporter=listener, jobs=2, labelled=labelled)
+    with pytest.raises(Interrupted, match="SIGTERM: 0 of 2 runs are done, the others are saved"):
+        compare([Variant(config) for config in configs], out, reporter=listener, jobs=2, labelled=labelled)
     assert labels == ["[1/2]", "[2/2]"]
-    assert sum("stopped after step" in said or "interrupted before" in said for said in listener.said) == 2
-    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    assert sum("stopped after step" in said or "ended before" in said for said in listener.said) == 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert not multiprocessing.active_children()
-    results = compare(configs, out, reporter=SilentReporter(), jobs=2)
-    straight = compare(configs, tmp_path / "straight", reporter=SilentReporter())
+    results = compare([Variant(config) for config in configs], out, reporter=SilentReporter(), jobs=2)
+    straight = compare([Variant(config) for config in configs], tmp_path / "straight", reporter=SilentReporter())
     for config, side_by_side, alone in zip(configs, results, straight, strict=True):
         assert side_by_side["test"] == alone["test"]
         name = run_name(config)
         assert_same_state(final_state(out / name), final_state(tmp_path / "straight" / name))
-    assert compare(configs, out, reporter=listener, jobs=2) == results
+    assert compare([Variant(config) for config in configs], out, reporter=listener, jobs=2) == results
     assert listener.said[-1] == "2 of 2 runs are done already"
 
 
@@ -66,5 +73,44 @@ def test_a_run_that_fails_is_named_and_the_others_are_saved(tmp_path):
     configs = two_runs(tmp_path, max_steps=100_000)
     (tmp_path / run_name(configs[1])).write_text("in the way")
     with pytest.raises(RunError, match=r"linear-elu-seed0: can't write to"):
-        compare(configs, tmp_path, reporter=SilentReporter(), jobs=2)
+        compare([Variant(config) for config in configs], tmp_path, reporter=SilentReporter(), jobs=2)
     assert not multiprocessing.active_children()
+
+
+def test_a_sweep_names_its_runs_and_has_one_row_each(home, capsys):
+    arguments = ["compare", "--attentions", "gmm-rks", "softmax", *TINY]
+    out = run(capsys, *arguments, "--sweep", "model.dropout=0,0.1", "training.batch-size=8,16")
+    assert out.count("[8/8] ") == 1
+    names = {path.parent.name for path in (home / "runs").glob("*/result.json")}
+    assert "sparsity0.5-laptop-softmax-seed0-model.dropout=0.1-training.batch_size=8" in names
+    assert len(names) == 8
+    file = home / "runs" / "comparison-sparsity0.5-laptop-model.dropout-training.batch_size.json"
+    assert {result["variant"] for result in json.loads(file.read_text())} == {
+        f"model.dropout={dropout} training.batch_size={size}" for dropout in ("0", "0.1") for size in (8, 16)
+    }
+    assert out[out.index("on the test set") :].count("model.dropout=0.1") == 4
+    run(capsys, *arguments)
+    error = fails(capsys, 1, *arguments, "--model.dropout", "0.3")
+    assert "another configuration: model.dropout was" in error
+    assert "`compare --sweep FIELD=A,B` makes one for every value" in error
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("model.dropout", "a sweep looks like model.dropout=0,0.1,0.3, got 'model.dropout'"),
+        ("model.dropuot=0,1", "no field 'model.dropuot' to sweep over; did you mean 'model.dropout'?"),
+        ("optimiser.lr=0.1", "no field 'optimiser.lr' to sweep over; did you mean 'optimiser.learning_rate'?"),
+        ("model.dropout=2", r"sweep .*model.dropout"),
+        ("seed=1,2", "seeds are given by --seeds"),
+    ],
+)
+def test_a_sweep_that_is_not_one_is_refused(tmp_path, sweep, message):
+    with pytest.raises(ArgumentError, match=message):
+        variants(tiny(tmp_path), [sweep])
+
+
+def test_options_of_an_attention_are_swept_too(tmp_path):
+    found = variants(tiny(tmp_path), ["attention.num_frequencies=4,8"])
+    assert [variant.config.attention.options["num_frequencies"] for variant in found] == [4, 8]
+    assert variants(tiny(tmp_path), []) == [Variant(tiny(tmp_path))]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 from functools import partial
 
@@ -40,8 +41,9 @@ def test_a_target_stops_early(tmp_path):
 
 def test_what_fails_before_the_first_step_leaves_no_run(tmp_path):
     config, folder = tiny(tmp_path, max_steps=2), tmp_path / "run"
-    impossible = config.model_copy(update={"data": config.data.model_copy(update={"test_limit": 46})})
-    with pytest.raises(DataError, match="test_limit is 46, but there are 45 examples"):
+    (tmp_path / "file").write_text("")
+    impossible = config.model_copy(update={"data": config.data.model_copy(update={"root": tmp_path / "file"})})
+    with pytest.raises(DataError, match="file"):
         train_run(impossible, folder, resume=False, reporter=SilentReporter())
     odd = tiny(tmp_path, "gmm-rks:num_frequencies=7", max_steps=2)
     with pytest.raises(ValueError, match="multiple of num_components=2, got 7"):
@@ -207,6 +209,20 @@ def test_the_only_weights_are_never_removed(tmp_path, monkeypatch):
     manifest.write_text(sealed(json.loads(manifest.read_text()) | {"step": 6}))
     train_run(config, folder, resume=True, reporter=listener)
     assert f"removed {best.with_name('best-00000006')}, the run has come to step 10 again" in listener.said
+
+
+def test_a_run_says_what_it_is_about_to_do_and_how_long_it_takes(tmp_path, monkeypatch):
+    listener = Listener()
+    slow = iter(range(0, 10**6, 30))
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: float(next(slow)))
+    config = tiny(tmp_path, max_steps=14, checkpoint_seconds=None)
+    train_run(config, tmp_path / "run", resume=False, reporter=listener)
+    assert "14 steps of 16 examples, evaluated every 4 steps; Ctrl-C saves and stops, --resume goes on" in listener.said
+    assert any(re.match(r"about \d+ min for 4 steps of \d+ s, and the evaluations", said) for said in listener.said)
+    assert not any("meant for a GPU" in said for said in listener.said)
+    paper = tiny(tmp_path, max_steps=1).model_copy(update={"preset": "paper"})
+    train_run(paper, tmp_path / "paper", resume=False, reporter=listener)
+    assert any("the preset paper is meant for a GPU, and this is a CPU: 1 steps" in said for said in listener.said)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ BAD = "data.csv"
         (b"text,label\n1 2,a\n1 x,b\n", {"inputs": "integers"}, "line 3: must hold numbers: .*'x'"),
         (b"text,label\n1 2.5,a\n", {"inputs": "integers"}, "line 2: must hold whole numbers; --data.inputs floats"),
         (b"text,label\n1 nan,a\n", {"inputs": "floats"}, "line 2: must hold finite numbers"),
-        (b'text,label\n"x,1\n', {}, r"can't be parsed: .*--no-data\.quoted"),
+        (b'text,label\n"x,1\n', {}, r"can't be parsed: .*--data\.no-quoted"),
         (b"text,label\nx,1\n", {"encoding": "latin1x"}, r"data\.encoding must be one that Python knows"),
         (b"text,label\nx,1\n", {"delimiter": "ab"}, r"data\.delimiter must be one character"),
     ],

@@ -32,7 +32,10 @@ def test_stored_tokens_are_the_same(kind):
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_what_is_learned_from_the_same_texts_is_the_same(kind):
     config = TokensConfig(kind=kind, vocab_size=300)
-    assert make_tokens(config, TEXTS).as_json() == make_tokens(config, TEXTS[::-1]).as_json()
+    texts = [*TEXTS, "5°C±2", "→a⊕b®", "日本語x"]
+    first = make_tokens(config, texts).as_json()
+    for _ in range(5):  # the library's hash tables are in another order every time
+        assert make_tokens(config, texts[::-1]).as_json() == first
 
 
 def test_bytes_are_those_of_long_range_arena():

@@ -8,7 +8,6 @@ import torch
 import tyro
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from klformer.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
 from klformer.analysis.options import Count
@@ -17,6 +16,7 @@ from klformer.errors import ArgumentError
 from klformer.plotting import COLOURS
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label
+from klformer.terminal import make_console
 from klformer.training.progress import make_reporter
 
 CAPTION = (
@@ -51,7 +51,7 @@ class EigenvalueAnalysis:
 def run(options: EigenvalueAnalysis) -> None:
     """Compute, print and write the eigenvalues."""
     draws = DRAWS.choose(options.draws, quick=options.quick)
-    console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
+    console, reporter = make_console(150), make_reporter(quiet=False)
     rows: list[dict[str, Any]] = []
     spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]] = []
     reader = RunReader(reporter)

@@ -1,5 +1,6 @@
 """`klformer analyze gradients`: gradients at the classifier on the way to the solution, and learning curves."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -9,7 +10,6 @@ import numpy as np
 import tyro
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.progress import Progress
 
 from klformer.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
@@ -22,6 +22,7 @@ from klformer.plotting import COLOURS, MARKERS, STYLES
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
+from klformer.terminal import make_console
 from klformer.training.callbacks import MILESTONES, milestone
 from klformer.training.checkpoint import Checkpoint, put_weights
 from klformer.training.progress import Reporter, make_reporter
@@ -77,11 +78,11 @@ def run(options: GradientAnalysis) -> None:
     if not examined:
         reader.finish()
     rows: list[Row] = []
-    with Progress(transient=True) as progress:
+    with Progress(transient=True, disable=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("gradients", total=draws * sum(len(one.reached) for one in examined))
         for one in examined:
             rows += _rows(one, draws, lambda: progress.advance(bar))
-    console = Console(width=max(170, Console().width))
+    console = make_console(170)
     print_table(console, rows, f"gradients at the classifier, {examples} examples x {draws} draws; -: not reached")
     settings = {"examples": examples, "draws": draws}
     caption = CAPTION.format(examples=examples, draws=draws)

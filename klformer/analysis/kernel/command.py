@@ -20,14 +20,16 @@ from klformer.analysis.kernel.measure import (
     main_directions,
     sample_frequencies,
 )
+from klformer.analysis.kernel.planted import held_out_pairs, planted_error, profiles
 from klformer.analysis.options import Count
-from klformer.analysis.output import write_results
+from klformer.analysis.output import print_table, write_results
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.data import Batch, collate
 from klformer.errors import ArgumentError
 from klformer.models import SequenceClassifier
 from klformer.plotting import COLOURS
 from klformer.runs.load import LoadedRun, load_run
+from klformer.tasks import Planted
 from klformer.training.objective import model_outputs
 from klformer.training.progress import make_reporter
 
@@ -41,6 +43,10 @@ DENSITY_CAPTION = (
 )
 ATTENTION_CAPTION = (
     "Where CLS attends in validation example {example}: weights over the positions, mean of {draws} draws."
+)
+PLANTED_CAPTION = (
+    "The planted kernel and the model's, before and after training, with the factor that fits best on held-out pairs. "
+    "Band: deviation of one draw; error: relative L2, of the mean over draws."
 )
 DRAWS = Count("draws", full=50, quick=5)
 
@@ -73,11 +79,15 @@ def run(options: KernelAnalysis) -> None:
     """Draw and write the three figures with their numbers."""
     draws = DRAWS.choose(options.draws, quick=options.quick)
     loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
-    if not isinstance(loaded.model, SequenceClassifier):
-        raise ArgumentError(f"{options.run}: drawn for classifiers of single sequences, not of pairs")
+    if not isinstance(loaded.model, SequenceClassifier) and not isinstance(loaded.task, Planted):
+        raise ArgumentError(f"{options.run}: drawn for classifiers of single sequences and for the task planted")
     before, after = _kernels(loaded.at_start()), _kernels(loaded.model)
     if not after:
         raise ArgumentError(f"{loaded.config.attention.name} has no frequencies to look at")
+    if isinstance(loaded.task, Planted):
+        _compare_with_planted(loaded.task, before[0], after[0], options, draws)
+        return
+    assert isinstance(loaded.model, SequenceClassifier)
     batch = _batch_of_one(loaded, options.example)
     settings: dict[str, Any] = {"run": options.run.name, "draws": draws, "example": options.example}
     console = Console()
@@ -98,6 +108,37 @@ def run(options: KernelAnalysis) -> None:
         write_results(options.out, "kernel-attention", caption=caption, rows=weights, settings=settings, figure=figure)
         progress.advance(bar)
     console.print(f"kernel-profiles, kernel-frequencies and kernel-attention written to {options.out}", highlight=False)
+
+
+def _compare_with_planted(
+    task: Planted, before: KernelizedAttention, after: KernelizedAttention, options: KernelAnalysis, draws: int
+) -> None:
+    """Write the error of the kernel before and after training, with a figure, and print it."""
+    q, k = held_out_pairs(task)
+    kernels = {"initial": before, "trained": after}
+    errors = {name: planted_error(kernel, task, q, k, draws=draws, seed=3) for name, kernel in kernels.items()}
+    rows = [
+        {"kernel": name, "error_of_mean": error.of_mean, "error": error.mean, "error_deviation": error.deviation}
+        for name, error in errors.items()
+    ]
+    delta = torch.linspace(-4, 4, 121, dtype=torch.float64)
+    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    origin = torch.zeros(1, task.config.dim, dtype=torch.float64)
+    along = origin + delta.unsqueeze(-1) * torch.eye(task.config.dim, dtype=torch.float64)[0]
+    planted = task.kernel(origin, along)[0]
+    axes.plot(delta, planted, color=COLOURS[6], linewidth=2, label=f"planted: {task.config.kernel}")
+    for (name, kernel), colour in zip(kernels.items(), (INITIAL, TRAINED), strict=True):
+        mean, deviation = profiles(kernel, task, q, k, delta, draws=draws, seed=3)
+        axes.plot(delta, mean, color=colour, linestyle="--", label=f"{name}, error {errors[name].of_mean:.3f}")
+        axes.fill_between(delta, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("key - query, along the first axis")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    settings = {"run": options.run.name, "draws": draws, "pairs": len(q) * len(k), "kernel": task.config.kernel}
+    write_results(options.out, "kernel-planted", caption=PLANTED_CAPTION, rows=rows, settings=settings, figure=figure)
+    console = Console()
+    print_table(console, rows, f"{options.run.name}: relative L2 error on {len(q) * len(k):,} held-out pairs")
+    console.print(f"kernel-planted written to {options.out}", highlight=False)
 
 
 def _kernels(model: torch.nn.Module) -> list[KernelizedAttention]:

@@ -40,6 +40,7 @@ from klformer.analysis.turing import (
 from klformer.checks import check_count
 from klformer.plotting import MARKERS, line_style
 from klformer.tasks.progress import progress
+from klformer.terminal import make_console
 
 #: The machine of the figure, stopped after ever more steps.
 SCALING_MACHINE = "counter"
@@ -130,7 +131,7 @@ def run(options: TuringAnalysis) -> None:
     machines = [load_machine(name) for name in options.machines or example_names()]
     for machine in machines:
         machine.check_word(machine.word if options.word is None else options.word)
-    console = Console(width=max(140, Console().width))
+    console = make_console(140)
     trace_path = _write_traces(machines, options, console)
     search = _Search.of(options)
     scaling_steps = QUICK_SCALING_STEPS if options.quick else SCALING_STEPS

@@ -12,7 +12,6 @@ import numpy as np
 import tyro
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from klformer.noise import has_noise
 from klformer.plotting import COLOURS, MARKERS
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
+from klformer.terminal import make_console
 from klformer.training.evaluation import each_draw, evaluating
 from klformer.training.progress import make_reporter
 
@@ -77,7 +77,7 @@ def run(options: VarianceAnalysis) -> None:
     """Collect the scores, print and write the measures."""
     draws = DRAWS.choose(options.draws, quick=options.quick)
     limit = LIMIT.choose(options.limit, quick=options.quick)
-    console, reporter = Console(width=max(150, Console().width)), make_reporter(quiet=False)
+    console, reporter = make_console(150), make_reporter(quiet=False)
     rows: list[Row] = []
     reader = RunReader(reporter, data_root=options.data_root)
     for loaded in reader.read(options.runs):

@@ -29,6 +29,7 @@ from klformer.files import write_json
 from klformer.models import AttentionSpec
 from klformer.runs.presets import preset_table
 from klformer.tasks import TASKS
+from klformer.terminal import make_console
 
 PAPER_ATTENTIONS = (
     *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),
@@ -89,7 +90,7 @@ def run(options: ModelBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
     _check(options)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    console = Console(width=max(112, Console().width))
+    console = make_console(112)
     environment = describe_machine()
     if device == "cuda":
         environment["device"] = torch.cuda.get_device_name()

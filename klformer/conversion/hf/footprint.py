@@ -25,7 +25,8 @@ WARM_UP, REPEATS, SLOW = 16, 3, 5.0
 
 
 def footprint(folder: Path, tokens: int) -> dict[str, float]:
-    """Seconds, and bytes above what the model itself takes, of one sequence of random tokens.
+    """Seconds of the clock and of processors, and bytes above what the model itself takes, of one sequence of random
+    tokens.
 
     Raises:
         RuntimeError: the process ended without an answer, for want of memory for example.
@@ -59,11 +60,13 @@ def _measure(folder: Path, tokens: int) -> dict[str, float]:
     run(WARM_UP)
     extra = extra_peak_memory(run)
     times: list[float] = []
+    processor_times: list[float] = []
     while len(times) < (1 if times and times[0] > SLOW else REPEATS):
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         run()
         times.append(time.perf_counter() - start)
-    return {"seconds": median(times), "bytes": extra}
+        processor_times.append(time.process_time() - processor_start)
+    return {"seconds": median(times), "processor_seconds": median(processor_times), "bytes": extra}
 
 
 if __name__ == "__main__":

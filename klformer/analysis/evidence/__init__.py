@@ -1,0 +1,1 @@
+"""Learned kernels beside the same kernels frozen."""

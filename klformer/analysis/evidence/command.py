@@ -1,0 +1,123 @@
+"""`klformer analyze evidence`: does learning the kernel pay? Learned runs beside frozen ones, from their results."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from klformer.analysis.evidence.measure import Measured, comparisons, measured
+from klformer.analysis.kernel.planted import held_out_pairs, planted_error
+from klformer.analysis.options import Count
+from klformer.analysis.output import print_table, write_results
+from klformer.attention.kernelized import KernelizedAttention
+from klformer.errors import ArgumentError
+from klformer.runs.folder import RunFolder
+from klformer.runs.load import load_run
+from klformer.runs.naming import selecting_metric, setting_name
+from klformer.tasks import Planted
+from klformer.training.progress import SilentReporter
+
+CAPTION = (
+    "Every attention learned and frozen, mean and deviation over seeds on the test set, and the mean difference of "
+    "pairs of one seed with its standard error."
+)
+DRAWS = Count("draws", full=50, quick=5)
+
+
+@dataclass(frozen=True)
+class EvidenceAnalysis:
+    """Learned kernels beside the same kernels frozen, paired by seed: what learning is worth.
+
+    Runs of the task planted are compared by the error of their kernel as well. Example:
+
+      klformer analyze evidence runs/recall-*
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, or folders of runs."""
+    draws: int | None = None
+    """Draws of the frequencies for the error of planted kernels; 50, or 5 with --quick."""
+    quick: bool = False
+    """Fewer draws, where nothing else is said."""
+    out: Path = Path("analysis")
+    """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        DRAWS.check(self.draws)
+
+
+def run(options: EvidenceAnalysis) -> None:
+    """Write evidence.json, evidence.csv and evidence.md, and print the table.
+
+    Raises:
+        ArgumentError: there is no finished run.
+    """
+    draws = DRAWS.choose(options.draws, quick=options.quick)
+    folders = list(_finished(options.runs))
+    if not folders:
+        raise ArgumentError(f"no finished run in {', '.join(map(str, options.runs))}")
+    numbers = [number for folder in folders for number in _numbers(folder, draws)]
+    rows = [comparison.as_row() for comparison in comparisons(numbers)]
+    settings = {"runs": len(folders), "draws": draws}
+    write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings)
+    (options.out / "evidence.md").write_text(markdown(rows))
+    console = Console(width=max(140, Console().width))
+    print_table(console, rows, CAPTION)
+    console.print(f"evidence.json, .csv and .md written to {options.out}", highlight=False)
+
+
+def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
+    for place in places:
+        for path in [place] if RunFolder(place).is_run() else sorted(place.iterdir() if place.is_dir() else []):
+            folder = RunFolder(path)
+            if folder.is_run() and folder.result() is not None:
+                yield folder
+
+
+def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
+    """The selecting metric on the test set, and the error of a planted kernel."""
+    result, config = folder.result(), folder.config()
+    assert result is not None, "only finished runs are asked"
+    metric = selecting_metric(result)
+    setting = setting_name(config)
+    value = metric.scaled(result["test"][metric.name])
+    yield measured(result, f"{setting}: {metric.label}", value)
+    if config.task == Planted.name:
+        loaded = load_run(folder.path, SilentReporter())
+        assert isinstance(loaded.task, Planted)
+        kernels = [module.double() for module in loaded.model.modules() if isinstance(module, KernelizedAttention)]
+        if kernels and kernels[0].kernel.spectrum is not None:
+            error = planted_error(kernels[0], loaded.task, *held_out_pairs(loaded.task), draws=draws, seed=3)
+            yield measured(result, f"{setting}: error of the mean kernel", error.of_mean)
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as tables for a page, one a setting."""
+    lines: list[str] = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        lines += [f"**{setting}**", "", "| attention | draw | seeds | learned | frozen | learned - frozen |"]
+        lines.append("|---|---|---|---|---|---|")
+        for row in rows:
+            if row["setting"] == setting:
+                cells = [
+                    f"`{row['attention']}`",
+                    row["draw"] if row["draw"] != "none" else "",
+                    str(row["seeds"]),
+                    _with_spread(row["learned"], row["learned_std"]),
+                    _with_spread(row["frozen"], row["frozen_std"]),
+                    _with_spread(row["difference"], row["standard_error"], sign=True),
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
+    if value is None:
+        return ""
+    digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    return text if spread is None else f"{text} +- {spread:.{digits}f}"

@@ -1,0 +1,105 @@
+"""Learned against frozen: runs that differ in nothing else, seed by seed.
+
+A pair is a learned run and a frozen one of the same task, preset, seed and options. The difference of a pair is free of
+what the seed does to both; the standard error is that of the mean of these differences.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from klformer.attention import AttentionSpec, attention_options
+
+Draw = Literal["redrawn", "kept", "none"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of one run."""
+
+    setting: str
+    attention: str
+    frozen: bool
+    draw: Draw
+    seed: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All seeds of an attention in one setting, learned and frozen."""
+
+    setting: str
+    attention: str
+    draw: Draw
+    learned: Sequence[float]
+    frozen: Sequence[float]
+    differences: Sequence[float]
+
+    def as_row(self) -> dict[str, Any]:
+        """Means and deviations, and the paired difference with its standard error; None where there is none."""
+        return {
+            "setting": self.setting,
+            "attention": self.attention,
+            "draw": self.draw,
+            "seeds": max(len(self.learned), len(self.frozen)),
+            "learned": _mean(self.learned),
+            "learned_std": _deviation(self.learned),
+            "frozen": _mean(self.frozen),
+            "frozen_std": _deviation(self.frozen),
+            "difference": _mean(self.differences),
+            "standard_error": _standard_error(self.differences),
+            "pairs": len(self.differences),
+        }
+
+
+def measured(result: Mapping[str, Any], setting: str, value: float) -> Measured:
+    """A number of a run, from its result.json."""
+    spec = AttentionSpec.parse(result["attention"])
+    options = attention_options(spec.name)
+    draw: Draw = "none"
+    if "num_frequencies" in options and "redraw" in options:
+        draw = "redrawn" if spec.options.get("redraw", True) else "kept"
+    rest = {key: option for key, option in spec.options.items() if key not in ("frozen", "redraw")}
+    return Measured(
+        setting=setting,
+        attention=AttentionSpec(name=spec.name, options=rest).label(),
+        frozen=bool(spec.options.get("frozen", False)),
+        draw=draw,
+        seed=int(result["seed"]),
+        value=value,
+    )
+
+
+def comparisons(numbers: Iterable[Measured]) -> list[Comparison]:
+    """One for every setting, attention and way of drawing, in the order in which they come."""
+    groups: dict[tuple[str, str, Draw], dict[bool, dict[int, float]]] = {}
+    for number in numbers:
+        by_kind = groups.setdefault((number.setting, number.attention, number.draw), {False: {}, True: {}})
+        by_kind[number.frozen][number.seed] = number.value
+    return [
+        Comparison(
+            setting,
+            attention,
+            draw,
+            learned=list(by_kind[False].values()),
+            frozen=list(by_kind[True].values()),
+            differences=[
+                value - by_kind[True][seed] for seed, value in sorted(by_kind[False].items()) if seed in by_kind[True]
+            ],
+        )
+        for (setting, attention, draw), by_kind in groups.items()
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
