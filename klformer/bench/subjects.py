@@ -47,7 +47,7 @@ class Operands:
         return self.q, self.k, self.v, self.omega
 
 
-def fused(feature_map: str, *, causal: bool) -> Callable[[Operands], Tensor]:
+def fused(feature_map: str, *, causal: bool, backend: str = "auto") -> Callable[[Operands], Tensor]:
     """The product of this library."""
 
     def attend(x: Operands) -> Tensor:
@@ -55,7 +55,7 @@ def fused(feature_map: str, *, causal: bool) -> Callable[[Operands], Tensor]:
         # The paper's kernel: exp(-|k|^2) is a weight of the key.
         key_bias = gaussian_envelope(x.k, 1.0) if feature_map == "prf" else None
         kernel = SpectralKernel(FEATURE_MAPS[feature_map], x.omega, smoothing=smoothing)
-        return product(SpectralOperands(kernel, x.q, x.k, x.v, key_bias=key_bias, causal=causal))
+        return product(SpectralOperands(kernel, x.q, x.k, x.v, key_bias=key_bias, causal=causal), backend=backend)
 
     return attend
 
@@ -101,6 +101,7 @@ ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
     "rks materialised": materialised_rks,
     "prf": fused("prf", causal=False),
     "prf causal": fused("prf", causal=True),
+    "prf softmax_pair": fused("prf", causal=False, backend="softmax_pair"),
     "prf materialised": materialised_prf,
     "softmax": softmax(causal=False),
     "softmax causal": softmax(causal=True),

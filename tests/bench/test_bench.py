@@ -97,7 +97,7 @@ def test_ops_prints_ratios_and_writes_them(tmp_path, capsys, monkeypatch):
     assert "rks causal" in out
     assert "time grows as L^" in out
     report = json.loads(target.read_text())
-    assert len(report["results"]) == 6 * 12
+    assert len(report["results"]) == 6 * 13
     product = next(r for r in report["results"] if r["name"] == "rks")
     plain = next(r for r in report["results"] if r["name"] == "rks materialised")
     assert product["ratios"]["materialised_over_ours"] == pytest.approx(

@@ -1,5 +1,7 @@
 """A program that is exported holds the product as one op, for any length."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -27,3 +29,22 @@ def test_an_exported_layer_says_that_it_can_not_be_trained():
     program = torch.export.export(layer, (torch.randn(1, 5, WIDTH),))
     with pytest.raises(ValueError, match="an exported product has no gradients"):
         program.module()(torch.randn(1, 5, WIDTH, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.slow
+def test_onnx_takes_any_length(tmp_path):
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    attention = klformer.AttentionSpec(name="gmm-prf", options={"num_frequencies": 8})
+    layer = klformer.MultiheadAttention(model_dim=WIDTH, num_heads=2, attention=attention).eval()
+    path, lengths = tmp_path / "layer.onnx", {"x": {1: torch.export.Dim("length", min=1)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own
+        torch.onnx.export(layer, (torch.randn(2, 9, WIDTH),), dynamo=True, dynamic_shapes=lengths, verbose=False).save(
+            path
+        )
+    session = runtime.InferenceSession(path)
+    for tokens in (7, 300, 5000):
+        x = torch.randn(2, tokens, WIDTH)
+        (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(out), layer(x), atol=1e-5, rtol=1e-5)
