@@ -7,7 +7,8 @@ from klformer.tasks import TASKS, register_task
 
 
 @pytest.fixture(autouse=True)
-def _reproducible():
+def _reproducible(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it; tables would be cut to 80 columns
     # In deterministic mode torch fills what `empty` returns with NaN: reading it before writing can't go unnoticed.
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)

@@ -19,6 +19,8 @@ from klformer.runs.config import ExperimentConfig
 from klformer.tasks import DataConfig, Task
 from klformer.training.checkpoint import check_shapes
 
+#: A size up to this is harmless, whether the model has a tensor of it or not.
+HARMLESS = 10_000
 #: More examples, or longer sequences, are not generated for a run that was only to be read.
 MOST = 10**7
 
@@ -33,9 +35,9 @@ def check_model_sizes(
     """
     _check_most(config)
     numbers = sum(map(prod, shapes.values()))
-    # Every size of a model is a size of one of its tensors, or their number.
+    # Every size that a model has is a size of one of its tensors, or their number.
     for name, value in flatten({"model": config.model.model_dump(), "attention": config.attention.options}).items():
-        if _is_size(value) and value > numbers:
+        if _is_size(value) and value > max(numbers, HARMLESS):
             raise RunError(f"{source} does not fit the configuration: {name} is {value:,}, it has {numbers:,} numbers")
     with torch.device("meta"):
         model = build_model(config, task)

@@ -10,7 +10,7 @@ import klformer
 from klformer.kernels import GaussianMixtureSpectrum, GaussianSpectrum, GenerativeSpectrum, Kernel, exact
 from klformer.kernels.coupling import draw_noise
 from klformer.ops.envelopes import simplex_envelope
-from klformer.testing.subjects import WITH_FREQUENCIES
+from klformer.testing.subjects import NAMES
 
 VARIANTS = [
     ("gmm-prf", {"envelope": "simplex"}),
@@ -151,7 +151,7 @@ def test_a_learned_smoothing_starts_where_it_is_told_and_stays_positive():
     assert (mechanism.kernel.present().smoothing > 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_FREQUENCIES if not name.startswith("atoms")])
+@pytest.mark.parametrize("name", [name for name in NAMES if "redraw" in klformer.attention_options(name)])
 def test_one_draw_is_kept_for_good(name):
     mechanism, x = build(name, redraw=False), operands()
     expected = mechanism(*x)

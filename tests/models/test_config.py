@@ -97,7 +97,7 @@ def test_an_unknown_attention_is_answered_with_all_names():
 
 
 def test_an_attention_without_options_says_so():
-    with pytest.raises(ArgumentError, match="softmax has no option 'rank' Options: none"):
+    with pytest.raises(ArgumentError, match=r"softmax has no option 'rank'\. Options: none"):
         AttentionSpec(name="softmax", options={"rank": 3})
 
 
