@@ -80,9 +80,10 @@ def choose_backend(name: str, operands: SpectralOperands) -> Backend:
     backend = BACKENDS[name]
     if not backend.supports(operands):
         direction = "causal" if operands.causal else "bidirectional"
+        gradients = " and its gradients" if operands.wants_gradients else ""
         raise ArgumentError(
-            f"backend {name!r} can't compute a {direction} product with feature_map {operands.feature_map.name!r}; "
-            "'auto' chooses one that can"
+            f"backend {name!r} can't compute a {direction} product with feature_map {operands.feature_map.name!r}"
+            f"{gradients}; 'auto' chooses one that can"
         )
     return backend
 

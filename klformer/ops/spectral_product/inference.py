@@ -25,8 +25,7 @@ class InferenceBackend(FusedBackend):
         self._softmax_pair = SoftmaxPairBackend(name)
 
     def supports(self, operands: SpectralOperands) -> bool:
-        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in operands.tensors().values())
-        return torch.compiler.is_exporting() or not wanted
+        return torch.compiler.is_exporting() or not operands.wants_gradients
 
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
         shape = (*operands.q.shape[:3], operands.v.shape[-1])

@@ -85,6 +85,10 @@ class SpectralOperands:
         """The feature map and whether keys have the simplex envelope, as text for an op; `from_tensors` reads it."""
         return f"{self.feature_map.name} simplex" if self.kernel.simplex else self.feature_map.name
 
+    @property
+    def wants_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors().values())
+
     def tensors(self) -> dict[str, Tensor]:
         """The operands that are there, by name."""
         kernel = self.kernel

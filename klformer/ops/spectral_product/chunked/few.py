@@ -27,7 +27,7 @@ from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chu
 from klformer.ops.spectral_product.operands import SpectralOperands
 from klformer.ops.turns import cos_of_turns_, counts_turns
 
-#: A query costs about as much as so many values in a state, by measurement on a CPU.
+#: A query costs about as much as so many values in a state: an estimate, not yet measured on a free machine.
 VALUES_PER_QUERY = {"prf": 24, "rks": 16}
 
 
