@@ -3,6 +3,7 @@ another. One file is split by itself; train, validation and test may each be a f
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from klformer.tasks.files import first_existing
 from klformer.tasks.hub import nothing_usable
 from klformer.tasks.inputs import InputKind
 from klformer.tasks.own import RowsTask
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset
+from klformer.tasks.presets import LAPTOP_OWN_DATA, Preset
 from klformer.tasks.tables import TABLE_SUFFIXES, Place, TableFormat, read_table
 from klformer.tasks.targets import TargetKind
 from klformer.tokens import TokensConfig
@@ -58,29 +59,13 @@ class CsvData(DataConfig, TableFormat):
     """How texts become sequences."""
 
 
-PRESETS: Mapping[str, Preset] = {
-    "laptop": {
-        "model": {
-            "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
-            "dropout": 0.1, "positions": "learned", "pooling": "mean",
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 100},
-        "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 100,
-        },
-        "attention": LAPTOP_ATTENTION,
-    },
-}  # fmt: skip
-
-
 class Csv(RowsTask):
     """Tables of one's own."""
 
     name: ClassVar[str] = "csv"
     title: ClassVar[str] = "Table"
     summary: ClassVar[str] = "your own csv, tsv, jsonl or parquet file: texts or numbers, classes or a regression"
-    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({"laptop": LAPTOP_OWN_DATA})
     data_config: ClassVar[type[DataConfig]] = CsvData
     default_max_len: ClassVar[int] = 512
 

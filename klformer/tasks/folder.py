@@ -9,6 +9,7 @@ to 255 in grey, and a vector of three in colour.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from klformer.tasks.base import InputChunk, Knowledge, Task
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, is_folder
 from klformer.tasks.hub import nothing_usable
-from klformer.tasks.presets import LAPTOP_ATTENTION, LRA_OPTIMISER, SMALL_TRAINING, Preset
+from klformer.tasks.presets import LAPTOP_OWN_DATA, Preset
 from klformer.tasks.targets import Classes, targets_from_json
 from klformer.training.objective import Objective
 
@@ -50,29 +51,13 @@ class FolderData(DataConfig):
         return self
 
 
-PRESETS: Mapping[str, Preset] = {
-    "laptop": {
-        "model": {
-            "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
-            "dropout": 0.1, "positions": "learned", "pooling": "mean",
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 100},
-        "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 100,
-        },
-        "attention": LAPTOP_ATTENTION,
-    },
-}  # fmt: skip
-
-
 class Folder(Task):
     """Folders of images."""
 
     name: ClassVar[str] = "folder"
     title: ClassVar[str] = "Images"
     summary: ClassVar[str] = "your own images: a folder for each class, png or jpg of any size, as patches or pixels"
-    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({"laptop": LAPTOP_OWN_DATA})
     data_config: ClassVar[type[DataConfig]] = FolderData
     row_column: ClassVar[tuple[str, type]] = ("file", str)
     #: Of the default size and patch; otherwise as many as there are.

@@ -39,6 +39,21 @@ LAPTOP_DEFAULT: Preset = {
 }  # fmt: skip
 
 
+#: For data of one's own, of whatever kind.
+LAPTOP_OWN_DATA: Preset = {
+    "model": {
+        "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+        "dropout": 0.1, "positions": "learned", "pooling": "mean",
+    },
+    "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+    "schedule": {"kind": "cosine", "warmup_steps": 100},
+    "training": {
+        **SMALL_TRAINING, "batch_size": 32, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 100,
+    },
+    "attention": LAPTOP_ATTENTION,
+}  # fmt: skip
+
+
 def paper_attention(
     *, gmm_rks: int, fastfood_rks: int, generative_rks: int, gmm_prf: int, fastfood_prf: int, generative_prf: int
 ) -> dict[str, Section]:
