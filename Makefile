@@ -24,7 +24,7 @@ test: install
 
 # A small softmax model is trained, and its attention replaced by a fixed kernel and by kernels that are learned from it.
 run: .venv/run-installed
-	$(BIN)/klformer demo --out runs/demo
+	OMP_NUM_THREADS=1 $(BIN)/klformer demo --out runs/demo
 
 lint: install
 	$(BIN)/ruff check .
