@@ -31,8 +31,8 @@ class Kernel(nn.Module):
             noise. "simplex" makes the features of every key sum to a constant, whatever the frequencies are.
         norm_coefficient: c of the Gaussian envelope: 1 in the paper, 1/2 for the softmax kernel.
         smoothing: Constant added to the kernel (its value at distance 0 is 1), "rks" only. Estimates of an RKS kernel
-            can be negative, and so can their sum, by which attention divides; from 1 on they can't (the cosines are
-            >= -1).
+            can be negative, and so can their sum, by which attention divides; where their mean is below half of the
+            smoothing, a query gets as much more as it needs (`ops/spectral_product/operands.py`).
         learn_smoothing: Learn the smoothing, a head its own, from that value on; it stays positive.
         learn_temperature: Learn a factor of queries and keys, a head its own, from 1 on. Trained projections can do
             that themselves; where they are fixed, it counts.

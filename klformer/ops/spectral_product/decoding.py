@@ -15,7 +15,7 @@ from klformer.errors import ArgumentError
 from klformer.ops.feature_maps import FeatureMap
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
-from klformer.ops.spectral_product.operands import SpectralKernel
+from klformer.ops.spectral_product.operands import FLOOR, SpectralKernel
 from klformer.ops.spectral_product.state import NO_KEY, KeyValueState
 
 #: Tokens of a prompt that are worked on at a time.
@@ -200,6 +200,9 @@ class PreparedKernel:
         if self.smoothing is not None:
             smoothing = self.smoothing if self.smoothing.shape[0] == 1 else self.smoothing.repeat(q.shape[0], 1, 1)
             product = torch.addcmul(product, state.total, smoothing)
+            weight = state.total[..., -1:].masked_fill(state.total[..., -1:] == 0, 1)
+            missing = (FLOOR * smoothing - product[..., -1:] / weight).clamp_(min=0)
+            product = product.addcmul_(missing, state.total)
         denominator = product[..., -1:]
         return product[..., :-1] / denominator.masked_fill(denominator == 0, 1)
 
