@@ -40,7 +40,11 @@ def commands_of(page):
     for line in INLINE.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)):
         words = line.split()
         # In a sentence commands may be named without their arguments.
-        if not {"--plugin", "--help", "--version", "\\|", "|"} & set(words) and "..." not in line and len(words) > 2:
+        if (
+            not {"--plugin", "--help", "--version", "\\|", "|"} & set(words)
+            and "..." not in line
+            and (len(words) > 3 or "--" in line)
+        ):
             yield words[1:]
 
 
