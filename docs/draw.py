@@ -146,7 +146,7 @@ def kernel() -> Figure:
         for axis, colour, style in ((0, LEARNED, "-"), (1, FIXED, "--")):
             estimate = torch.cos(distance[:, None] * omega[:, axis]).mean(-1)
             bottom.plot(distance, estimate, style, color=colour, label=("across", "along")[axis])
-        bottom.set(ylim=(-0.7, 1.1), xlabel="key - query")
+        bottom.set(ylim=(-1.1, 1.1), xlabel="key - query")
         bottom.grid()
     grid[0, 0].set_ylabel("frequencies")
     grid[1, 0].set_ylabel("kernel (rks)")

@@ -56,7 +56,7 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
     Raises:
         AttributeError: it is no module.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> attention = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=8)
         >>> before = attention.kernel.spectrum.frequencies()
@@ -84,7 +84,7 @@ def without_noise(weights: Mapping[str, Tensor], module: nn.Module) -> dict[str,
     Raises:
         AttributeError: it is no module, or the weights are no mapping.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> small = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=8)
         >>> large = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=64)

@@ -31,7 +31,7 @@ class AttentionSizes:
     Raises:
         ArgumentError: a size is not a whole number of at least 1.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> klformer.AttentionSizes(num_heads=4, head_dim=16, max_len=1000)
         AttentionSizes(num_heads=4, head_dim=16, value_dim=None, max_len=1000)
@@ -86,7 +86,7 @@ class AttentionMechanism(nn.Module, ABC):
     Raises:
         ArgumentError: the mechanism needs a max_len, and there is none.
 
-    Example:
+    Examples:
         The mean of all keys up to the query, as an attention of its own:
 
         >>> import torch, klformer
@@ -302,7 +302,7 @@ def register_attention(name: str, mechanism: type[AttentionMechanism], summary: 
     Raises:
         ArgumentError: the name is taken, or an option has no default.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> softmax = type(klformer.build_attention("softmax", num_heads=1, head_dim=4))
         >>> klformer.register_attention("also-softmax", softmax, "the same by another name")
@@ -331,7 +331,7 @@ def keyword_options(kind: type, *, but: tuple[str, ...] = ()) -> dict[str, Any]:
 def attention_names() -> list[str]:
     """The names that `build_attention` knows.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> klformer.attention_names()[:3]
         ['gmm-rks', 'fastfood-rks', 'generative-rks']
@@ -348,7 +348,7 @@ def attention_options(name: str) -> dict[str, Any]:
     Raises:
         ArgumentError: for an unknown name.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> klformer.attention_options("linformer")["rank"]
         16
@@ -367,7 +367,7 @@ def attention_capabilities(name: str, **options: Any) -> Capabilities:
         ArgumentError: for an unknown name.
         ArgumentTypeError: for an option that the attention does not have.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> klformer.attention_capabilities("linformer").causal
         False
@@ -400,7 +400,7 @@ def build_attention(
         ArgumentError: for an unknown name or a value that is not allowed.
         ArgumentTypeError: for an option that the attention does not have.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> attention = klformer.build_attention("gmm-rks", num_heads=4, head_dim=16, num_frequencies=64)
     """

@@ -132,7 +132,7 @@ def register_spectrum(name: str, spectrum: type[SpectralDistribution]) -> None:
         ArgumentError: a name is taken, or an option has no default.
         ArgumentTypeError: it is not a distribution.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> from klformer.kernels import GaussianSpectrum
         >>> klformer.register_spectrum("bell", GaussianSpectrum)

@@ -41,7 +41,7 @@ class MultiheadAttention(nn.Module):
     Raises:
         ArgumentError: sizes do not fit, or the attention can't do what is asked for.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> layer = klformer.MultiheadAttention(model_dim=32, num_heads=4, attention="gmm-rks:num_frequencies=16")
         >>> x = torch.randn(2, 100, 32)

@@ -22,7 +22,7 @@ class AttentionSpec(Config):
     Raises:
         ArgumentError: there is no such attention or option.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> spec = klformer.AttentionSpec.parse("gmm-prf:frozen=true,num_frequencies=64")
         >>> spec.name, spec.options

@@ -33,7 +33,7 @@ KERNEL_RATE_FACTOR = 10.0
 class Conversion:
     """A converted model and what it kept, as `convert` returns it.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, num_heads=2, attention="softmax")
         >>> teacher = klformer.TransformerEncoder(config)
@@ -112,7 +112,7 @@ def convert(
         ConversionError: the model can't be converted; nothing was done then.
         ArgumentError: an argument is not allowed.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, num_heads=2, attention="softmax")
         >>> teacher = klformer.TransformerEncoder(config)

@@ -17,7 +17,7 @@ from klformer.models.pooling import masked_mean
 class LayerErrors:
     """Relative squared errors of the heads of a layer's attention, each with softmax below it.
 
-    Example:
+    Examples:
         >>> from klformer.conversion.certify import LayerErrors
         >>> errors = LayerErrors(0, "layers.0", "atoms-prf", 64, start=(0.4, 0.6), fitted=(0.1, 0.3))
         >>> errors.mean()
@@ -42,7 +42,7 @@ class LayerErrors:
 class Certificate:
     """Figures of a conversion, on held-out batches.
 
-    Example:
+    Examples:
         >>> from klformer.conversion.certify import Certificate
         >>> certificate = Certificate(
         ...     model="BertForMaskedLM", layers=(), teacher={"accuracy": 0.94}, linear={"accuracy": 0.93}, hybrid=None,

@@ -52,7 +52,7 @@ def load_converted(folder: str | Path, *, into: nn.Module | None = None) -> nn.M
     Raises:
         FileError: the folder does not hold a converted model, or not all of it.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, num_heads=2, attention="softmax")
         >>> teacher = klformer.TransformerEncoder(config)

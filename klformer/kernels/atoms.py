@@ -34,7 +34,7 @@ class AtomSpectrum(SpectralDistribution):
     Raises:
         ArgumentError: a value is not allowed.
 
-    Example:
+    Examples:
         >>> from klformer.kernels import AtomSpectrum
         >>> AtomSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
         torch.Size([2, 32, 8])

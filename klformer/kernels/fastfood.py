@@ -44,7 +44,7 @@ class FastFoodSpectrum(SpectralDistribution):
     Raises:
         ArgumentError: a value is not allowed.
 
-    Example:
+    Examples:
         >>> from klformer.kernels import FastFoodSpectrum
         >>> FastFoodSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
         torch.Size([2, 32, 8])

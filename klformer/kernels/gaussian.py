@@ -24,7 +24,7 @@ class GaussianSpectrum(SpectralDistribution):
     Raises:
         ArgumentError: a value is not allowed.
 
-    Example:
+    Examples:
         >>> from klformer.kernels import GaussianSpectrum
         >>> GaussianSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
         torch.Size([1, 32, 8])

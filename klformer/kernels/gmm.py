@@ -43,7 +43,7 @@ class GaussianMixtureSpectrum(SpectralDistribution):
     Raises:
         ArgumentError: a value is not allowed.
 
-    Example:
+    Examples:
         >>> from klformer.kernels import GaussianMixtureSpectrum
         >>> GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
         torch.Size([2, 32, 8])

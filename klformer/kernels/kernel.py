@@ -42,7 +42,7 @@ class Kernel(nn.Module):
     Raises:
         ArgumentError: options that do not go together, such as a smoothing of "prf".
 
-    Example:
+    Examples:
         >>> import torch
         >>> from klformer.kernels import GaussianMixtureSpectrum, Kernel
         >>> spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_frequencies=32)

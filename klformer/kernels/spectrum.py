@@ -33,7 +33,7 @@ class SpectralDistribution(Resampled):
     Raises:
         ArgumentError: a size is not a whole number of at least 1.
 
-    Example:
+    Examples:
         Frequencies that are uniform in a box, whose sides are learned:
 
         >>> import torch, klformer

@@ -42,7 +42,7 @@ class EncoderConfig(StackConfig):
     Raises:
         ValueError: a size is not allowed, or there are not as many attentions as layers.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> config = klformer.EncoderConfig(num_layers=2, attention=["softmax", "gmm-prf:num_frequencies=64"])
         >>> [spec.name for spec in config.attention_of_layers()]

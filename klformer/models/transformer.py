@@ -158,7 +158,7 @@ class TransformerEncoder(_Stack):
     Raises:
         ValueError: if an attention can't be built with these sizes, or has no causal form where it should.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> config = klformer.EncoderConfig(model_dim=32, num_layers=2, num_heads=4, attention="gmm-prf")
         >>> encoder = klformer.TransformerEncoder(config)
@@ -193,7 +193,7 @@ class TransformerDecoder(_Stack):
     Raises:
         ValueError: if the attention has no causal form, or can't attend to another sequence where it should.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> config = klformer.EncoderConfig(model_dim=32, num_layers=2, num_heads=4, attention="gmm-rks")
         >>> decoder = klformer.TransformerDecoder(config).eval()

@@ -41,7 +41,7 @@ class MultiheadAttention(nn.Module):
     Raises:
         ArgumentError: something is asked for that a linear attention does not have.
 
-    Example:
+    Examples:
         >>> import torch, klformer.nn
         >>> mha = klformer.nn.MultiheadAttention(32, 4, batch_first=True, attention="gmm-prf")
         >>> x = torch.randn(2, 100, 32)

@@ -67,7 +67,7 @@ class Task(ABC):
     Raises:
         ArgumentTypeError: the configuration is another task's.
 
-    Example:
+    Examples:
         >>> import numpy as np, klformer
         >>> from klformer.data import Examples, Sequences
         >>> @klformer.register_task

@@ -27,7 +27,7 @@ def register_task(task: SomeTask) -> SomeTask:
         ArgumentTypeError: it is no subclass of Task.
         ArgumentError: something is missing or wrong in it, or the name is taken.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> class Nameless(klformer.Task):
         ...     pass

@@ -35,7 +35,7 @@ class Objective(ABC):
 
     A new one subclasses this; `klformer/training/objectives/` has those that are there.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from klformer.training.objectives import Regression
         >>> objective = Regression()
