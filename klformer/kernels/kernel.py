@@ -38,6 +38,17 @@ class Kernel(nn.Module):
             that themselves; where they are fixed, it counts.
         redraw: Whether `klformer.resample` draws new noise; otherwise the first draw is kept for good.
         frozen: Learn nothing; only the noise changes.
+
+    Raises:
+        ArgumentError: options that do not go together, such as a smoothing of "prf".
+
+    Examples:
+        >>> import torch
+        >>> from klformer.kernels import GaussianMixtureSpectrum, Kernel
+        >>> spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_frequencies=32)
+        >>> kernel = Kernel("rks", spectrum, smoothing=0.1)
+        >>> kernel.estimate(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)).shape
+        torch.Size([1, 2, 5, 7])
     """
 
     def __init__(

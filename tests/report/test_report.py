@@ -345,7 +345,17 @@ def test_folders_without_a_run_are_left_out_with_a_note(tmp_path, capsys):
 def test_commands_that_make_what_is_missing_are_code(tmp_path):
     page = page_of(tmp_path, make_run(tmp_path / "run"))
     assert "<code>klformer bench model --out bench</code> measures them, <code>--bench bench</code> shows" in page
-    assert page.index('<section id="tasks">') < page.index('<section id="lra">')
+
+
+def test_the_readers_results_come_first_and_the_papers_table_is_folded(tmp_path):
+    page = page_of(tmp_path, make_run(tmp_path / "run"))
+    order = re.findall(r'<section id="(\w+)">', page)
+    assert order[:3] == ["glance", "tasks", "cost"]
+    assert order[-2:] == ["lra", "glue"]
+    assert page.index("Look here first:") < page.index('<section id="glance">')
+    before_table = page[page.index('<section id="lra">') : page.index('id="table-lra"')]
+    assert "<details><summary>" in before_table
+    assert "</details>" not in before_table
 
 
 def test_what_is_not_there_is_named(tmp_path):
