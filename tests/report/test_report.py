@@ -29,6 +29,7 @@ from klformer.errors import RunError
 from klformer.report import page
 from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.report.collect import collect
+from klformer.report.confusion import confusion_table
 from klformer.report.paper_numbers import EIGENVALUES
 from klformer.report.run_tables import glue_task, lra_table, setting_table
 from klformer.report.settings import make_settings
@@ -186,6 +187,29 @@ def test_seeds_are_averaged(tmp_path):
     assert group.score() == pytest.approx(60)
     assert group.spread() == (pytest.approx(10), "3 seeds")
     assert group.speed() == 1001
+
+
+def test_classes_that_are_mixed_up_are_shown_for_the_best_attention(tmp_path):
+    for seed, counts in enumerate(([[7, 3], [1, 9]], [[6, 4], [2, 8]])):
+        folder = make_run(tmp_path / f"best{seed}", seed=seed, accuracy=0.9, about={"classes": ["spam & eggs", "ham"]})
+        result = json.loads((folder / "result.json").read_text())
+        edit(folder / "result.json", test=result["test"] | {"confusion": counts})
+    make_run(tmp_path / "worse", "softmax", accuracy=0.5)
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    table = confusion_table(setting)
+    assert table.title == "What gmm-rks takes for what: test examples by class and answer, 2 runs added up"
+    assert [column.title for column in table.columns] == ["class", "spam & eggs", "ham"]
+    assert [[cell.text for cell in row] for row in table.rows] == [["spam & eggs", "13", "7"], ["ham", "3", "17"]]
+    assert "spam &amp; eggs" in page_of(tmp_path)
+
+
+@pytest.mark.parametrize("confusion", [None, 3, [[1, 2]], [[1, -2], [3, 4]], [[1, 2.5], [3, 4]], [["a", 1], [2, 3]]])
+def test_what_is_no_table_of_classes_is_none(tmp_path, confusion):
+    folder = make_run(tmp_path / "a")
+    result = json.loads((folder / "result.json").read_text())
+    edit(folder / "result.json", test=result["test"] | {"confusion": confusion})
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    assert confusion_table(setting) is None
 
 
 def test_copies_of_a_run_are_no_seeds(tmp_path):
