@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test run lint docs evidence install clean
+.PHONY: test run lint docs evidence figures install clean
 
 install: .venv/installed
 
@@ -30,6 +30,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The figures of README and concept pages, from numbers that are in the repository.
+figures: install
+	$(BIN)/python docs/draw.py
 
 # The docs as a site in site/; a link or a name that leads nowhere is an error.
 docs: install .venv/docs-installed
