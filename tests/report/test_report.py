@@ -200,7 +200,7 @@ def test_classes_that_are_mixed_up_are_shown_for_the_best_attention(tmp_path):
     assert table.title == "What gmm-rks takes for what: test examples by class and answer, 2 runs added up"
     assert [column.title for column in table.columns] == ["class", "spam & eggs", "ham"]
     assert [[cell.text for cell in row] for row in table.rows] == [["spam & eggs", "13", "7"], ["ham", "3", "17"]]
-    assert "spam &amp; eggs" in page_of(tmp_path)
+    assert "spam &amp; eggs" in page_of(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("confusion", [None, 3, [[1, 2]], [[1, -2], [3, 4]], [[1, 2.5], [3, 4]], [["a", 1], [2, 3]]])
