@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
     from klformer.noise import resample, without_noise
     from klformer.ops.spectral_product import spectral_product
+    from klformer.ops.spectral_product.state import KernelState
     from klformer.tasks import Task, register_task
     from klformer.training.objective import Objective
 
@@ -35,6 +36,7 @@ __all__ = [
     "AttentionSpec",
     "Conversion",
     "EncoderConfig",
+    "KernelState",
     "MultiheadAttention",
     "Objective",
     "SpectralDistribution",
@@ -62,6 +64,7 @@ _HOMES = {
     "AttentionSpec": "klformer.attention",
     "Conversion": "klformer.conversion",
     "EncoderConfig": "klformer.models",
+    "KernelState": "klformer.ops.spectral_product.state",
     "MultiheadAttention": "klformer.attention",
     "Objective": "klformer.training.objective",
     "SpectralDistribution": "klformer.kernels",

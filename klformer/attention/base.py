@@ -234,6 +234,14 @@ class AttentionMechanism(nn.Module, ABC):
         """Results (B, H, L, E) of queries against all that the state has absorbed. For inference: no gradients."""
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
+    def merge(self, first: Any, second: Any) -> Any:
+        """The state that has absorbed what two states have, each from `initial_state` on. For inference.
+
+        Raises:
+            ArgumentError: unless it is a kernel attention, whose states are sums.
+        """
+        raise ArgumentError(f"{type(self).__name__} has no states that can be merged: a kernel attention has")
+
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token of causal attention: (B,H,1,D), (B,H,1,D), (B,H,1,E) -> result (B,H,1,E) and the next state.
 

@@ -20,7 +20,7 @@ from klformer.ops.envelopes import simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, kept_keys
 from klformer.ops.spectral_product.decoding import PreparedKernel
-from klformer.ops.spectral_product.state import KeyValueState
+from klformer.ops.spectral_product.key_values import KeyValueState
 
 
 class HedgehogAttention(AttentionMechanism):
@@ -78,6 +78,9 @@ class HedgehogAttention(AttentionMechanism):
 
     def read(self, state: KeyValueState, q: Tensor) -> Tensor:
         return self._prepare().read(state, _as_query(q))
+
+    def merge(self, first: KeyValueState, second: KeyValueState) -> KeyValueState:
+        return self._prepare().merged(first, second)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None, causal: bool

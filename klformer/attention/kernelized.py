@@ -24,9 +24,11 @@ from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
 from klformer.kernels.kernel import Role
 from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.shapes import check_key_bias
 from klformer.ops.spectral_product import kept_keys
 from klformer.ops.spectral_product.decoding import PreparedKernel
-from klformer.ops.spectral_product.state import KeyValueState
+from klformer.ops.spectral_product.key_values import KeyValueState
+from klformer.ops.spectral_product.state import KernelState
 
 #: Options of every kernel with frequencies, and of those whose distribution is learned.
 FREQUENCY_OPTIONS: Mapping[str, Any] = {"learn_temperature": False, "redraw": True}
@@ -83,6 +85,25 @@ class KernelizedAttention(AttentionMechanism):
         if isinstance(state, DecodingState):
             return state.prepared.read(state.state, q)
         return self._prepare().read(state, q)
+
+    def merge(self, first: "KeyValueState | DecodingState", second: "KeyValueState | DecodingState") -> KeyValueState:
+        left, right = (state.state if isinstance(state, DecodingState) else state for state in (first, second))
+        return self._prepare().merged(left, right)
+
+    @torch.no_grad()
+    def kernel_state(
+        self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None
+    ) -> KernelState:
+        """The state of keys (B, H, S, D) and values (B, H, S, E) with the present frequencies, as a value: it can be
+        read from, merged and written to a file. The kernel's envelope is in it."""
+        self._check_operands(k, k, v, key_mask, causal=False)
+        check_key_bias(key_bias, k)
+        present = self.kernel.present()
+        bias = self.kernel.log_weights(present, k, kept_keys(key_mask, key_bias), key_bias)
+        empty = KernelState.empty(
+            present, like=k, batch_size=k.shape[0], num_heads=self.num_heads, value_dim=self.value_dim
+        )
+        return empty.absorb(k, v, key_mask=key_mask, key_bias=bias)
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: "KeyValueState | DecodingState"

@@ -133,6 +133,17 @@ class MultiheadAttention(nn.Module):
             )
         return self._merge(self.mechanism.read(state.inner, self._queries(x, first)))
 
+    def merge(self, first: MultiheadState, second: MultiheadState) -> MultiheadState:
+        """The state of two memories that were absorbed apart, as that of one after the other.
+
+        Raises:
+            ArgumentError: the attention has no states that can be merged, or positions are rotary.
+        """
+        if self.rotary:
+            raise ArgumentError("rotary positions: states absorbed apart all begin at position 0; absorb in turn")
+        inner = self.mechanism.merge(first.inner, second.inner)
+        return MultiheadState(inner, first.num_tokens + second.num_tokens)
+
     def step(self, x: Tensor, state: MultiheadState) -> tuple[Tensor, MultiheadState]:
         """One token (B, 1, model_dim) of causal self-attention, and the next state."""
         q, k = self._queries(x, state.num_tokens), self._keys(x, state.num_tokens)

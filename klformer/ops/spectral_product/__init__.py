@@ -6,21 +6,23 @@
 `spectral_product` is the door: it checks what a user gives and hands it to a backend. `chunked` computes it in time and
 memory linear in the length, and so does `softmax_pair` for positive features, through torch's fused attention;
 `reference` is the definition, quadratic, in plain PyTorch. `decoding` takes it apart into a state that absorbs keys and
-answers queries.
+answers queries; `state` makes values of such states, which are merged and kept in files.
 """
 
-import math
-
-import torch
 from torch import Tensor
 
-from klformer.errors import ArgumentError
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.shapes import check_key_bias, check_operands
 from klformer.ops.spectral_product.backends import BACKENDS, Backend, FusedBackend, choose_backend
 from klformer.ops.spectral_product.chunked import ChunkedBackend
 from klformer.ops.spectral_product.inference import InferenceBackend
-from klformer.ops.spectral_product.operands import SpectralKernel, SpectralOperands, check_kernel
+from klformer.ops.spectral_product.operands import (
+    SpectralKernel,
+    SpectralOperands,
+    check_kernel,
+    kept_keys,
+    smoothing_tensor,
+)
 from klformer.ops.spectral_product.reference import ReferenceBackend
 from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
 
@@ -97,20 +99,11 @@ def spectral_product(
         omega=omega,
         pair_offset=pair_offset,
         frequency_bias=frequency_bias,
-        smoothing=_smoothing(smoothing, q),
+        smoothing=smoothing_tensor(smoothing, q),
     )
     check_kernel(kernel, num_heads=q.shape[1], head_dim=q.shape[3])
     mask = kept_keys(key_mask, key_bias)
     return attend(SpectralOperands(kernel, q, k, v, key_mask=mask, key_bias=key_bias, causal=causal), backend=backend)
-
-
-def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
-    """Which keys are there, (B or 1, H or 1, S): those that the mask (B, S) keeps and whose log-weight is not -inf."""
-    kept = None if key_mask is None else key_mask[:, None]
-    if key_bias is None:
-        return kept
-    weighted = key_bias > -math.inf
-    return weighted if kept is None else kept & weighted
 
 
 def attend(operands: SpectralOperands, *, backend: str = "auto") -> Tensor:
@@ -120,15 +113,3 @@ def attend(operands: SpectralOperands, *, backend: str = "auto") -> Tensor:
         ArgumentError: there is no such backend, or it can't serve the call.
     """
     return choose_backend(backend, operands).attend(operands)
-
-
-def _smoothing(smoothing: float | Tensor, q: Tensor) -> Tensor | None:
-    if isinstance(smoothing, Tensor):
-        return smoothing
-    if not 0 <= smoothing < math.inf:
-        raise ArgumentError(f"smoothing must be at least 0 and finite, got {smoothing}")
-    return (
-        torch.full((1,), smoothing, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-        if smoothing
-        else None
-    )

@@ -15,8 +15,8 @@ from klformer.errors import ArgumentError
 from klformer.ops.feature_maps import FeatureMap
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
+from klformer.ops.spectral_product.key_values import NO_KEY, KeyValueState
 from klformer.ops.spectral_product.operands import FLOOR, SpectralKernel
-from klformer.ops.spectral_product.state import NO_KEY, KeyValueState
 
 #: Tokens of a prompt that are worked on at a time.
 PROMPT_CHUNK = 256
@@ -68,6 +68,23 @@ class PreparedKernel:
             total=zeros(rows, 1, value_dim + 1),
             shift=zeros(rows, 1, num_scores if self.feature_map.exponential else 1).fill_(NO_KEY),
         )
+
+    @torch.no_grad()
+    def shifted(self, state: KeyValueState, shift: Tensor) -> KeyValueState:
+        """The same state referring to another shift, of the shape of its own; only rounding tells them apart."""
+        factor = state.shift - shift
+        factor = factor.exp2() if self.feature_map.exponential else factor.exp()
+        by_feature = factor.transpose(1, 2) if self.feature_map.exponential else factor
+        # Exponential maps have no total: nothing is ever added to their kernel.
+        total = state.total.clone() if self.feature_map.exponential else state.total * factor
+        return KeyValueState(state.product * by_feature, total, shift.clone())
+
+    @torch.no_grad()
+    def merged(self, first: KeyValueState, second: KeyValueState) -> KeyValueState:
+        """The state of the keys of both. Associative and commutative but for rounding."""
+        shift = torch.maximum(first.shift, second.shift)
+        left, right = self.shifted(first, shift), self.shifted(second, shift)
+        return KeyValueState(left.product + right.product, left.total + right.total, shift)
 
     @torch.no_grad()
     def absorb(

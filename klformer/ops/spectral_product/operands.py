@@ -13,6 +13,7 @@ Both classes only hold tensors: they are checked once, by whoever takes them fro
 `ops/shapes.py`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -138,6 +139,29 @@ class SpectralOperands:
             key_bias=named.get("key_bias"),
             causal=causal,
         )
+
+
+def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
+    """Which keys are there, (B or 1, H or 1, S): those that the mask (B, S) keeps and whose log-weight is not -inf."""
+    kept = None if key_mask is None else key_mask[:, None]
+    if key_bias is None:
+        return kept
+    weighted = key_bias > -math.inf
+    return weighted if kept is None else kept & weighted
+
+
+def smoothing_tensor(smoothing: float | Tensor, like: Tensor) -> Tensor | None:
+    """What is added to a kernel as a tensor (H or 1,); None if it is nothing.
+
+    Raises:
+        ArgumentError: it is negative or not finite.
+    """
+    if isinstance(smoothing, Tensor):
+        return smoothing
+    if not 0 <= smoothing < math.inf:
+        raise ArgumentError(f"smoothing must be at least 0 and finite, got {smoothing}")
+    precision = torch.promote_types(like.dtype, torch.float32)
+    return torch.full((1,), smoothing, dtype=precision, device=like.device) if smoothing else None
 
 
 def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from klformer.ops.spectral_product.chunked.modulation import demodulate, modulat
 from klformer.ops.spectral_product.chunked.plain import angle, frequency_weights, reciprocal, store, weighted_values
 from klformer.ops.spectral_product.chunked.positive import LOG2_E, log_sum
 from klformer.ops.spectral_product.chunked.tiling import Tile, with_column
-from klformer.ops.spectral_product.state import NO_KEY
+from klformer.ops.spectral_product.key_values import NO_KEY
 
 #: Log-weights of keys may rise by so much inside a chunk: exp(-40) is far above the smallest number.
 MAX_RISE = 40.0

@@ -26,8 +26,8 @@ from torch import Tensor
 from klformer.ops.spectral_product.chunked.block import Block, Carried
 from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
 from klformer.ops.spectral_product.chunked.tiling import Cut, Tile, tiles
+from klformer.ops.spectral_product.key_values import NO_KEY
 from klformer.ops.spectral_product.operands import SpectralOperands
-from klformer.ops.spectral_product.state import NO_KEY
 
 #: Tokens of the chunks that a block is done with again, where those before were too long.
 SHORTER_CHUNKS = (8, 1)

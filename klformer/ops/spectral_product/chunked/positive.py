@@ -24,8 +24,8 @@ from torch import Tensor
 
 from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
 from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
+from klformer.ops.spectral_product.key_values import NO_KEY
 from klformer.ops.spectral_product.operands import SpectralOperands
-from klformer.ops.spectral_product.state import NO_KEY
 
 LOG2_E = math.log2(math.e)
 
