@@ -9,7 +9,7 @@ PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environment", "noise"]
 LEAVES += ["plotting", "plugins", "terminal"]
-MODEL = ["ops", "kernels", "attention", "nn", "models", "conversion"]
+MODEL = ["ops", "kernels", "attention", "nn", "models", "distributed", "conversion"]
 RUN = ["data", "tokens", "training", "tasks", "runs"]
 ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from klformer.checks import check_count, suggestion
 from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.ops.shapes import check_key_bias, check_operands
+from klformer.ops.spectral_product.parts import PartProduct, Parts
 from klformer.registry import Registry
 
 
@@ -123,6 +124,10 @@ class AttentionMechanism(nn.Module, ABC):
     #: Whether queries and keys have any effect. A layer makes no projections for what is not used.
     uses_queries: bool = True
     uses_keys: bool = True
+    #: A sequence may be in parts, each with another process: `begin` and `finish` are there.
+    supports_parts: ClassVar[bool] = False
+    #: Those who have the parts, if it is; `klformer.distributed.sequence_parallel` says so.
+    parts: Parts | None = None
 
     _anchor: Tensor
 
@@ -201,6 +206,20 @@ class AttentionMechanism(nn.Module, ABC):
         """
         raise ArgumentError(f"{type(self).__name__} has no weights of keys: key_bias must be None")
 
+    def begin(
+        self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
+    ) -> PartProduct:
+        """Begin with the keys and values of this part of a sequence, for `finish` to end with its queries.
+
+        Raises:
+            ArgumentError: unless `supports_parts`, and `parts` are known.
+        """
+        raise ArgumentError(f"{type(self).__name__} needs whole sequences: its keys can't be in parts")
+
+    def finish(self, begun: PartProduct, q: Tensor) -> Tensor:
+        """Results (B, H, L, E) of the queries of this part against the keys of all."""
+        return begun.read(q)
+
     def features(self, x: Tensor, role: Literal["query", "key"]) -> Tensor:
         """Explicit features (B, H, L, F) of x (B, H, L, D): phi(q).phi(k) is what `forward` weighs a key with, but for
         a factor of the query that cancels.
@@ -257,6 +276,11 @@ class AttentionMechanism(nn.Module, ABC):
         """`step` after its checks."""
         state = self.absorb(state, k_t, v_t)
         return self.read(state, q_t), state
+
+    def _known_parts(self) -> Parts:
+        if self.parts is None:
+            raise ArgumentError("a sequence in parts needs to know them: klformer.distributed.sequence_parallel(...)")
+        return self.parts
 
     def _check_operands(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool) -> None:
         if causal and not self.supports_causal:

@@ -21,6 +21,7 @@ from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, kept_keys
 from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.key_values import KeyValueState
+from klformer.ops.spectral_product.parts import PartProduct
 
 
 class HedgehogAttention(AttentionMechanism):
@@ -32,6 +33,7 @@ class HedgehogAttention(AttentionMechanism):
     """
 
     supports_key_bias = True
+    supports_parts = True
 
     def __init__(self, sizes: AttentionSizes, *, num_frequencies: int = 128) -> None:
         super().__init__(sizes)
@@ -82,9 +84,24 @@ class HedgehogAttention(AttentionMechanism):
     def merge(self, first: KeyValueState, second: KeyValueState) -> KeyValueState:
         return self._prepare().merged(first, second)
 
+    def begin(
+        self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
+    ) -> PartProduct:
+        self._check_operands(k, k, v, key_mask, causal)
+        mask = kept_keys(key_mask, key_bias)
+        bias = self._log_weights(k, mask, key_bias)
+        return PartProduct(
+            self._kernel(), _as_key(k), v, key_mask=mask, key_bias=bias, causal=causal, parts=self._known_parts()
+        )
+
+    def finish(self, begun: PartProduct, q: Tensor) -> Tensor:
+        return begun.read(_as_query(q))
+
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None, causal: bool
     ) -> Tensor:
+        if self.parts is not None:
+            return self.finish(self.begin(k, v, key_mask=key_mask, key_bias=key_bias, causal=causal), q)
         mask = kept_keys(key_mask, key_bias)
         bias = self._log_weights(k, mask, key_bias)
         operands = SpectralOperands(

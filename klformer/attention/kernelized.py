@@ -28,6 +28,7 @@ from klformer.ops.shapes import check_key_bias
 from klformer.ops.spectral_product import kept_keys
 from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.key_values import KeyValueState
+from klformer.ops.spectral_product.parts import PartProduct
 from klformer.ops.spectral_product.state import KernelState
 
 #: Options of every kernel with frequencies, and of those whose distribution is learned.
@@ -41,18 +42,30 @@ class KernelizedAttention(AttentionMechanism):
     """Attention with a kernel of finitely many features, linear in the length."""
 
     supports_key_bias = True
+    supports_parts = True
 
     def __init__(self, sizes: AttentionSizes, kernel: Kernel) -> None:
         super().__init__(sizes)
         self.kernel = kernel
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
+        if self.parts is not None:
+            return self.finish(self.begin(k, v, key_mask=key_mask, causal=causal), q)
         return self.kernel.attend(q, k, v, key_mask=key_mask, causal=causal)
 
     def attend_weighted(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, key_bias: Tensor, causal: bool
     ) -> Tensor:
+        if self.parts is not None:
+            return self.finish(self.begin(k, v, key_mask=key_mask, key_bias=key_bias, causal=causal), q)
         return self.kernel.attend(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
+
+    def begin(
+        self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
+    ) -> PartProduct:
+        self._check_operands(k, k, v, key_mask, causal)
+        parts = self._known_parts()
+        return self.kernel.begin(k, v, key_mask=key_mask, key_bias=key_bias, causal=causal, parts=parts)
 
     def features(self, x: Tensor, role: Role) -> Tensor:
         check_choice("role", role, ("query", "key"))

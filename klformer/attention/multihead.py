@@ -10,6 +10,7 @@ from klformer.attention.spec import AttentionSpec
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.ops.rotary import rotate
+from klformer.ops.spectral_product.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,17 @@ class MultiheadAttention(nn.Module):
                     f"{name} must have the shape (batch, length, {self.value.in_features}), got {tuple(tokens.shape)}; "
                     "a single sequence is a batch of one: x[None]"
                 )
+        if self.mechanism.parts is not None:
+            return self._attend_in_parts(x, source, key_mask, self.mechanism.parts)
         q, k, v = self._queries(x, 0), self._keys(source, 0), self._split(self.value(source))
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
+
+    def _attend_in_parts(self, x: Tensor, source: Tensor, key_mask: Tensor | None, parts: Parts) -> Tensor:
+        """`forward` for this part of a sequence: keys first, so that queries are made while sums are under way."""
+        first = parts.first_position(source.shape[1], source.device) if self.rotary else 0
+        k, v = self._keys(source, first), self._split(self.value(source))
+        begun = self.mechanism.begin(k, v, key_mask=key_mask, causal=self.causal)
+        return self._merge(self.mechanism.finish(begun, self._queries(x, first)))
 
     def initial_state(self, batch_size: int) -> MultiheadState:
         """The state of decoding before the first token."""
@@ -150,13 +160,13 @@ class MultiheadAttention(nn.Module):
         heads, inner = self.mechanism.step(q, k, self._split(self.value(x)), state.inner)
         return self._merge(heads), MultiheadState(inner, state.num_tokens + 1)
 
-    def _queries(self, x: Tensor, first_position: int) -> Tensor:
+    def _queries(self, x: Tensor, first_position: int | Tensor) -> Tensor:
         return self._nothing(x) if self.query is None else self._placed(self.query(x), first_position)
 
-    def _keys(self, x: Tensor, first_position: int) -> Tensor:
+    def _keys(self, x: Tensor, first_position: int | Tensor) -> Tensor:
         return self._nothing(x) if self.key is None else self._placed(self.key(x), first_position)
 
-    def _placed(self, x: Tensor, first_position: int) -> Tensor:
+    def _placed(self, x: Tensor, first_position: int | Tensor) -> Tensor:
         """(B, L, H D) -> (B, H, L, D), rotated if positions are rotary."""
         heads = self._split(x)
         return rotate(heads, first_position) if self.rotary else heads

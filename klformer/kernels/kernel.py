@@ -13,6 +13,7 @@ from klformer.ops.envelopes import gaussian_envelope, matched_envelope, simplex_
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, kept_keys
+from klformer.ops.spectral_product.parts import PartProduct, Parts
 
 Role = Literal["query", "key"]
 
@@ -114,6 +115,21 @@ class Kernel(nn.Module):
         present, mask = self.present(), kept_keys(key_mask, key_bias)
         bias = self.log_weights(present, k, mask, key_bias)
         return attend(SpectralOperands(present, q, k, v, key_mask=mask, key_bias=bias, causal=causal))
+
+    def begin(
+        self,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
+        causal: bool = False,
+        parts: Parts,
+    ) -> PartProduct:
+        """As `attend` for a sequence that is in parts: begun with the keys of this one."""
+        present, mask = self.present(), kept_keys(key_mask, key_bias)
+        bias = self.log_weights(present, k, mask, key_bias)
+        return PartProduct(present, k, v, key_mask=mask, key_bias=bias, causal=causal, parts=parts)
 
     def present(self) -> SpectralKernel:
         """The kernel with its present frequencies, the scaling of the inputs folded into them."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_probability
 from klformer.errors import ArgumentError
+from klformer.ops.spectral_product.parts import Parts
 
 
 def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
@@ -39,6 +40,8 @@ class SequenceEmbedding(nn.Module):
     cls_token: nn.Parameter | None
     positions: Tensor | None
     types: nn.Parameter | None
+    #: Those who have the parts of a sequence, if it is in parts.
+    parts: Parts | None = None
 
     def __init__(
         self,
@@ -91,25 +94,48 @@ class SequenceEmbedding(nn.Module):
             key_mask: (B, L), True = keep.
             offset: Position of the first input, for decoding token by token; without CLS only.
         """
-        length = inputs.shape[1]
         if offset and self.cls_token is not None:
             raise ArgumentError(
                 f"offset is for decoding, which has no CLS token; build with cls=False, got offset={offset}"
             )
-        if offset + length > self.max_len:
-            raise ArgumentError(f"sequence of {offset + length} tokens is longer than max_len={self.max_len}")
+        first = self._first_position(inputs, offset)
         x = self.inputs(inputs)
         if self.types is not None:
             x = x + self.types[self._types(inputs)]
         if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype), x], dim=1)
+            # In other parts none of it, and a gradient of 0: all processes have the same parameters.
+            cls = self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype)[:, : int(self.holds_cls)]
+            x = torch.cat([cls, x], dim=1)
             if key_mask is not None:
-                key_mask = torch.cat([key_mask.new_ones(x.shape[0], 1), key_mask], dim=1)
+                key_mask = torch.cat([key_mask.new_ones(cls.shape[:2]), key_mask], dim=1)
         if self.positions is not None:
-            x = x + self.positions[offset : offset + x.shape[1]]
+            x = x + self.positions[first : first + x.shape[1]]
         return self.dropout(x), key_mask
+
+    def _first_position(self, inputs: Tensor, offset: int) -> int:
+        """The position of the first vector that is made here, CLS included.
+
+        Raises:
+            ArgumentError: the sequence, of all parts if it is in parts, is too long.
+        """
+        end = offset + inputs.shape[1]
+        if self.parts is not None:
+            lengths = self.parts.lengths(inputs.shape[1], inputs.device).tolist()
+            end = offset + sum(lengths)
+            offset += sum(lengths[: self.parts.index]) + int(self.cls_token is not None and not self.holds_cls)
+        if end > self.max_len:
+            raise ArgumentError(f"sequence of {end} tokens is longer than max_len={self.max_len}")
+        return offset
+
+    @property
+    def holds_cls(self) -> bool:
+        """Whether CLS is put in front here: in the first part, if a sequence is in parts."""
+        return self.cls_token is not None and (self.parts is None or self.parts.index == 0)
 
     def _types(self, inputs: Tensor) -> Tensor:
         """0 up to the first separator, 1 after it: (B, L) -> (B, L)."""
         is_separator = torch.eq(inputs, self.separator or 0)
-        return (is_separator.cumsum(1) > is_separator.long()).long()
+        seen = is_separator.cumsum(1)
+        if self.parts is not None:
+            seen = seen + self.parts.gather(is_separator.sum(1, keepdim=True))[: self.parts.index].sum(0)
+        return (seen > is_separator.long()).long()

@@ -43,7 +43,7 @@ class MaskedLanguageModel(nn.Module):
         """Tokens (B, L), key_mask (B, L) True = keep, asked (B, L) True = score -> (M, vocab_size), row by row."""
         x, key_mask = self.embedding(inputs, key_mask)
         x = self.encoder(x, key_mask=key_mask)
-        if self.embedding.cls_token is not None:
+        if self.embedding.holds_cls:
             x = x[:, 1:]
         assert isinstance(self.embedding.inputs, nn.Embedding)
         return self.head(x[asked], self.embedding.inputs.weight)

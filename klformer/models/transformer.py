@@ -13,6 +13,7 @@ from klformer.attention import AttentionSpec, MultiheadAttention
 from klformer.attention.multihead import MultiheadState
 from klformer.errors import ArgumentError
 from klformer.models.config import EncoderConfig
+from klformer.ops.spectral_product.parts import Parts
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
@@ -116,6 +117,9 @@ def _attention(config: EncoderConfig, attention: AttentionSpec, *, causal: bool,
 class _Stack(nn.Module):
     """Layers and the final normalisation."""
 
+    #: Those who have the parts of a sequence, if it is in parts.
+    parts: Parts | None = None
+
     def __init__(self, config: EncoderConfig, *, causal: bool, cross_attention: bool) -> None:
         super().__init__()
         self.config = config
@@ -139,6 +143,9 @@ class _Stack(nn.Module):
                 f"x must have the shape (batch, length, {self.config.model_dim}), got {tuple(x.shape)}; "
                 "a single sequence is a batch of one: x[None]"
             )
+        if num_outputs is not None and self.parts is not None:
+            first = int(self.parts.first_position(x.shape[1], x.device))
+            num_outputs = min(max(num_outputs - first, 0), x.shape[1])
         for index, layer in enumerate(self.layers):
             wanted = num_outputs if index == len(self.layers) - 1 else None
             if self.config.checkpoint_layers and self.training:
@@ -175,7 +182,7 @@ class TransformerEncoder(_Stack):
         Args:
             key_mask: (B, L), True = keep.
             num_outputs: Give the first so many positions only: the last layer does without the others then. A
-                classifier looks at CLS alone.
+                classifier looks at CLS alone. Of a sequence in parts, those of them that are here.
         """
         return self._run(x, key_mask, num_outputs=num_outputs)
 

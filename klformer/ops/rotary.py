@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def rotate(x: Tensor, first_position: int = 0) -> Tensor:
+def rotate(x: Tensor, first_position: int | Tensor = 0) -> Tensor:
     """Rotate every token of x (..., L, D) by its position, in float32 at least.
 
     Args:
@@ -22,7 +22,7 @@ def rotate(x: Tensor, first_position: int = 0) -> Tensor:
     """
     length, half = x.shape[-2], x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
-    positions = torch.arange(first_position, first_position + length, device=x.device).to(dtype)
+    positions = (torch.arange(length, device=x.device) + first_position).to(dtype)
     rates = torch.exp(torch.arange(half, device=x.device).to(dtype) * (-math.log(10_000.0) / max(half, 1)))
     angles = positions.unsqueeze(1) * rates  # (L, D/2)
     cos, sin = angles.cos(), angles.sin()

@@ -94,8 +94,10 @@ def _pieces(start: int, stop: int, chunk: int, cut: Cut) -> Iterator[tuple[int, 
         yield first, min(first + step, stop)
 
 
-def _carried_before(tile: Tile) -> Carried:
-    """What is carried into the first block."""
+def _carried_before(tile: Tile, before: Carried | None = None) -> Carried:
+    """What is carried into the first block: nothing, or what came before the sequence, of all rows."""
+    if before is not None:
+        return Carried(before.state[tile.rows], before.total[tile.rows], before.shift[tile.rows])
     operands = tile.operands
     shift = tile.new_zeros(1, operands.num_shifts).fill_(NO_KEY)
     state, total = (
@@ -110,17 +112,17 @@ def empty(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
     return Residuals.empty(operands, cut).as_list()
 
 
-def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
-    """The result, and what backward needs."""
+def forward(operands: SpectralOperands, cut: Cut, before: Carried | None = None) -> list[Tensor]:
+    """The result, and what backward needs; `before` are sums of keys that every query sees, if there are any."""
     saved = Residuals.empty(operands, cut)
     saved.chunk.fill_(cut.chunk)
     for tile in tiles(operands, cut.rows):
-        lost, carried = [], _carried_before(tile)
+        lost, carried = [], _carried_before(tile, before)
         for index, (start, stop) in enumerate(_blocks(operands.q.shape[2], cut)):
             carried, lost_here = _forward_block(tile, saved, carried, index, start, stop, cut)
             lost.append(lost_here)
         if operands.num_shifts and _lost_anything(lost):
-            _forward_carefully(tile, saved, cut)
+            _forward_carefully(tile, saved, cut, before)
     return saved.as_list()
 
 
@@ -129,9 +131,9 @@ def _lost_anything(lost: list[Tensor]) -> bool:
     return bool(lost) and bool(torch.stack(lost).any())
 
 
-def _forward_carefully(tile: Tile, saved: Residuals, cut: Cut) -> None:
+def _forward_carefully(tile: Tile, saved: Residuals, cut: Cut, before: Carried | None) -> None:
     """Do a tile again, each block with chunks that are short enough."""
-    carried = _carried_before(tile)
+    carried = _carried_before(tile, before)
     for index, (start, stop) in enumerate(_blocks(tile.operands.q.shape[2], cut)):
         for chunk in (cut.chunk, *(shorter for shorter in SHORTER_CHUNKS if shorter < cut.chunk)):
             if (stop - start) % chunk and chunk != cut.chunk:
@@ -171,9 +173,14 @@ def _forward_block(
 
 
 def backward(
-    operands: SpectralOperands, saved_list: list[Tensor], d_out: Tensor, needed: Collection[str], cut: Cut
+    operands: SpectralOperands,
+    saved_list: list[Tensor],
+    d_out: Tensor,
+    needed: Collection[str],
+    cut: Cut,
+    d_before: Carried | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients of the operands that are needed."""
+    """Gradients of the operands that are needed; those of what came before are written to `d_before`."""
     gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
     chunks = saved.chunk.tolist()
     blocks = list(enumerate(_blocks(operands.q.shape[2], cut)))
@@ -194,5 +201,9 @@ def backward(
                 d_carried = block.backward(
                     collect, tile.chunk(d_out, first, last), out, saved.denominator[tile.rows, :, first:last], d_carried
                 )
+        if d_before is not None:
+            d_before.state[tile.rows] = d_carried.state
+            if tile.smoothing is not None:
+                d_before.total[tile.rows] = d_carried.total
         collect.finish()
     return gradients.by_name

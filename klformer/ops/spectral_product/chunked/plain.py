@@ -129,26 +129,31 @@ def forward(operands: SpectralOperands, cut: Cut, *, keep: bool) -> list[Tensor]
     saved = Residuals.empty(operands, keep=keep)
     for tile in tiles(operands, cut.rows):
         features, rows = Features(tile, cut.chunk), tile.rows
-        state, total = _absorb(tile, features, cut.chunk, saved.key_features[rows])
-        saved.state[rows], saved.total[rows] = state, total
-        if (weights := frequency_weights(tile)) is not None:
-            state *= weights
-        added = None if tile.smoothing is None else total * tile.smoothing
-        out, kept = saved.out.flatten(0, 1)[rows], saved.query_features[rows]
-        for start, stop in chunk_bounds(operands.q.shape[2], cut.chunk):
-            queries = tile.queries(start, stop)
-            phi = features.make_or_read(queries, kept, start, stop, made=False)
-            product = demodulate(torch.bmm(state, phi), angle(tile, queries))
-            if added is not None:
-                product += added
-            saved.denominator[rows, :, start:stop] = product[:, -1:]
-            if tile.smoothing is not None:
-                floor.raised(product, total, tile.smoothing)
-            out[:, start:stop] = product[:, :-1].mul_(reciprocal(product[:, -1:])).transpose(1, 2)
+        saved.state[rows], saved.total[rows] = add_up_keys(tile, features, cut.chunk, saved.key_features[rows])
+        read_queries(tile, features, cut.chunk, saved)
     return saved.as_list()
 
 
-def _absorb(tile: Tile, features: Features, chunk: int, kept: Tensor) -> tuple[Tensor, Tensor]:
+def read_queries(tile: Tile, features: Features, chunk: int, saved: Residuals) -> None:
+    """Write the results of all queries and their denominators, given the state in `saved`."""
+    rows, weights = tile.rows, frequency_weights(tile)
+    state = saved.state[rows] if weights is None else saved.state[rows] * weights
+    total = saved.total[rows]
+    added = None if tile.smoothing is None else total * tile.smoothing
+    out, kept = saved.out.flatten(0, 1)[rows], saved.query_features[rows]
+    for start, stop in chunk_bounds(tile.operands.q.shape[2], chunk):
+        queries = tile.queries(start, stop)
+        phi = features.make_or_read(queries, kept, start, stop, made=False)
+        product = demodulate(torch.bmm(state, phi), angle(tile, queries))
+        if added is not None:
+            product += added
+        saved.denominator[rows, :, start:stop] = product[:, -1:]
+        if tile.smoothing is not None:
+            floor.raised(product, total, tile.smoothing)
+        out[:, start:stop] = product[:, :-1].mul_(reciprocal(product[:, -1:])).transpose(1, 2)
+
+
+def add_up_keys(tile: Tile, features: Features, chunk: int, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Add up all keys and values: the state (n, W, F), and the total (n, E + 1, 1) of the weighted values."""
     operands, weights = tile.operands, weights_of_keys(tile)
     state = tile.new_zeros(operands.value_columns, operands.num_features)
@@ -173,13 +178,16 @@ def backward(
         d_scratch = [
             Scratch(tile, cut.chunk, operands.num_features) for _ in range(1 if tile.pair_offset is None else 2)
         ]
-        d_state, d_total = _backward_queries(tile, collect, features, d_scratch, saved, d_out, cut.chunk)
-        _backward_keys(tile, collect, features, d_scratch[0], saved, d_state, d_total, cut.chunk)
+        d_state, d_total = backward_queries(tile, collect, features, d_scratch, saved, d_out, cut.chunk)
+        d_smoothed = None if tile.smoothing is None else d_total
+        backward_keys(
+            tile, collect, features, d_scratch[0], saved.key_features[tile.rows], d_state, d_smoothed, cut.chunk
+        )
         collect.finish()
     return gradients.by_name
 
 
-def _backward_queries(
+def backward_queries(
     tile: Tile,
     collect: TileGradients,
     features: Features,
@@ -246,28 +254,29 @@ def product_gradient(tile: Tile, d_out: Tensor, out: Tensor, denominator: Tensor
     return d_product
 
 
-def _backward_keys(
+def backward_keys(
     tile: Tile,
     collect: TileGradients,
     features: Features,
     d_scratch: Scratch,
-    saved: Residuals,
+    kept: Tensor,
     d_state: Tensor,
-    d_total: Tensor,
+    d_total: Tensor | None,
     chunk: int,
 ) -> None:
-    """Write the gradients of keys and values."""
+    """Write the gradients of keys and values, given those of the state (n, W, F) and, with smoothing, of the total
+    (n, E + 1, 1); `kept` are the keys' features, where there are any."""
     weights = weights_of_keys(tile)
     for start, stop in chunk_bounds(tile.operands.k.shape[2], chunk):
         here = None if weights is None else weights[..., start:stop]
         keys = tile.keys(start, stop)
-        phi = features.make_or_read(keys, saved.key_features[tile.rows], start, stop, made=True)
+        phi = features.make_or_read(keys, kept, start, stop, made=True)
         values, key_angle = weighted_values(tile.values(start, stop), here), angle(tile, keys)
         modulated = modulate(values, key_angle)
         d_modulated = torch.bmm(d_state, phi)
         d_values = demodulate(d_modulated, key_angle)
         d_angle = None if key_angle is None else (values * turned(d_modulated, key_angle)).sum(1, keepdim=True)
-        if tile.smoothing is not None:
+        if d_total is not None:
             d_values += d_total
         if collect.key_bias is not None:
             collect.key_bias[:, start:stop] = (d_values * values).sum(1).unsqueeze(-1)

@@ -60,7 +60,7 @@ class Residuals:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-class _Scores:
+class Scores:
     """Scores of a tile's chunks, (n, chunk, R) to base 2, log-weights included: one product each."""
 
     def __init__(self, tile: Tile, chunk: int) -> None:
@@ -114,24 +114,22 @@ def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
     """The result, and what backward needs."""
     saved = Residuals.empty(operands)
     for tile in tiles(operands, cut.rows):
-        scores = _Scores(tile, cut.chunk)
-        mean, log_mass = _absorb(tile, scores, cut.chunk, saved)
-        saved.mean[tile.rows], saved.log_mass[tile.rows] = mean, log_mass
-        with_mass = scores.with_log_mass(log_mass)
-        out = saved.out.flatten(0, 1)[tile.rows]
-        for start, stop in chunk_bounds(operands.q.shape[2], cut.chunk):
-            _, weights = scores.of_queries(start, stop, with_mass)
-            largest = weights.amax(-1, keepdim=True)
-            total = weights.sub_(largest).exp2_().sum(-1, keepdim=True)
-            out[:, start:stop] = torch.bmm(weights, mean).div_(total)
-            saved.log_sum[tile.rows, start:stop] = total.log2_().add_(largest)
+        scores = Scores(tile, cut.chunk)
+        sums, mass, shift = add_up_keys(tile, scores, cut.chunk, saved.key_bias[tile.rows])
+        saved.mean[tile.rows], saved.log_mass[tile.rows] = normalised(sums, mass, shift)
+        read_queries(tile, scores, cut.chunk, saved)
     return saved.as_list()
 
 
-def _absorb(tile: Tile, scores: _Scores, chunk: int, saved: Residuals) -> tuple[Tensor, Tensor]:
-    """Read all keys and values into the frequencies: mean (n, R, E) and log_mass (n, 1, R), 0 and 0 without any key."""
+def add_up_keys(tile: Tile, scores: Scores, chunk: int, key_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Read all keys and values into the frequencies: the weighted values (n, R, E) and weights (n, 1, R), relative to
+    the largest score of each frequency, (n, 1, R).
+
+    Args:
+        key_bias: With a simplex envelope the keys' log-weights are written to it, (n, S, 1).
+    """
     operands, bias = tile.operands, log2_bias(tile)
-    mean = tile.new_zeros(operands.num_projections, operands.v.shape[-1])
+    sums = tile.new_zeros(operands.num_projections, operands.v.shape[-1])
     mass = tile.new_zeros(1, operands.num_projections)
     shift = torch.full_like(mass, NO_KEY)
     spare = Scratch(tile, chunk, operands.num_projections) if operands.kernel.simplex else None
@@ -141,17 +139,35 @@ def _absorb(tile: Tile, scores: _Scores, chunk: int, saved: Residuals) -> tuple[
         else:
             _, weights = scores.of_keys(start, stop, None)
             envelope = log_sum(weights, spare.tokens_first(stop - start)).neg_()
-            saved.key_bias[tile.rows, start:stop] = envelope if bias is None else envelope + bias[:, start:stop]
-            weights += saved.key_bias[tile.rows, start:stop]
+            key_bias[:, start:stop] = envelope if bias is None else envelope + bias[:, start:stop]
+            weights += key_bias[:, start:stop]
         raised = torch.maximum(shift, weights.amax(1, keepdim=True))
         factor = shift.sub_(raised).exp2_()
         shift = raised
         weights.sub_(shift).exp2_()
         mass.mul_(factor).add_(weights.sum(1, keepdim=True))
-        mean.mul_(factor.transpose(1, 2)).baddbmm_(weights.transpose(1, 2), tile.values(start, stop))
+        sums.mul_(factor.transpose(1, 2)).baddbmm_(weights.transpose(1, 2), tile.values(start, stop))
+    return sums, mass, shift
+
+
+def normalised(sums: Tensor, mass: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """mean (n, R, E) and log_mass (n, 1, R) of what keys add up to; 0 and 0 without any key."""
     no_key = mass == 0
-    mass.masked_fill_(no_key, 1)
-    return mean.div_(mass.transpose(1, 2)), shift.masked_fill_(no_key, 0).add_(mass.log2_())
+    mass = mass.masked_fill(no_key, 1)
+    return sums / mass.transpose(1, 2), shift.masked_fill(no_key, 0).add_(mass.log2())
+
+
+def read_queries(tile: Tile, scores: Scores, chunk: int, saved: Residuals) -> None:
+    """Write the results of all queries and their log-sums, given the state in `saved`."""
+    mean = saved.mean[tile.rows]
+    with_mass = scores.with_log_mass(saved.log_mass[tile.rows])
+    out = saved.out.flatten(0, 1)[tile.rows]
+    for start, stop in chunk_bounds(tile.operands.q.shape[2], chunk):
+        _, weights = scores.of_queries(start, stop, with_mass)
+        largest = weights.amax(-1, keepdim=True)
+        total = weights.sub_(largest).exp2_().sum(-1, keepdim=True)
+        out[:, start:stop] = torch.bmm(weights, mean).div_(total)
+        saved.log_sum[tile.rows, start:stop] = total.log2_().add_(largest)
 
 
 def backward(
@@ -161,19 +177,24 @@ def backward(
     gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
     for tile in tiles(operands, cut.rows):
         collect = TileGradients(tile, gradients)
-        scores, d_scratch = _Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
-        d_mean, d_log_mass = _backward_queries(tile, collect, scores, d_scratch, saved, d_out, cut.chunk)
-        _backward_keys(tile, collect, scores, d_scratch, saved, d_mean, d_log_mass, cut.chunk)
-        if collect.frequency_bias is not None:
-            collect.frequency_bias += d_log_mass
+        scores, d_scratch = Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
+        d_mean, d_log_mass = backward_queries(tile, collect, scores, d_scratch, saved, d_out, cut.chunk)
+        log_mass, key_bias = saved.log_mass[tile.rows], saved.key_bias[tile.rows]
+        offset = offset_of(d_mean, d_log_mass, saved.mean[tile.rows])
+        backward_keys(tile, collect, scores, d_scratch, log_mass, key_bias, d_mean, offset, cut.chunk)
         collect.finish()
     return gradients.by_name
 
 
-def _backward_queries(
+def offset_of(d_mean: Tensor, d_log_mass: Tensor, mean: Tensor) -> Tensor:
+    """What the gradient of a key's weight has besides v.d_mean, (n, R, 1)."""
+    return d_log_mass.transpose(1, 2) - (d_mean * mean).sum(-1, keepdim=True)
+
+
+def backward_queries(
     tile: Tile,
     collect: TileGradients,
-    scores: _Scores,
+    scores: Scores,
     d_scratch: Scratch,
     saved: Residuals,
     d_out: Tensor,
@@ -193,28 +214,36 @@ def _backward_queries(
         d_mean.baddbmm_(weights.transpose(1, 2), d_chunk)
         d_log_mass += d_scores.sum(1, keepdim=True)
         _store(collect, "q", queries, d_scores, start, stop)
+    if collect.frequency_bias is not None:
+        collect.frequency_bias += d_log_mass
     return d_mean, d_log_mass
 
 
-def _backward_keys(
+def backward_keys(
     tile: Tile,
     collect: TileGradients,
-    scores: _Scores,
+    scores: Scores,
     d_scratch: Scratch,
-    saved: Residuals,
+    reference: Tensor,
+    key_bias: Tensor,
     d_mean: Tensor,
-    d_log_mass: Tensor,
+    offset: Tensor,
     chunk: int,
 ) -> None:
-    """Write the gradients of keys and values."""
+    """Write the gradients of keys and values.
+
+    Args:
+        reference: What the weights of keys are relative to, (n, 1, R): log_mass, or the shift of sums.
+        key_bias: (n, S, 1), with a simplex envelope.
+        d_mean: Gradient of the weighted values (n, R, E).
+        offset: What the gradient of a weight has besides v.d_mean, (n, R, 1).
+    """
     operands, simplex = tile.operands, tile.operands.kernel.simplex
     bias = None if simplex else log2_bias(tile)
-    log_mass = saved.log_mass[tile.rows]
-    # The gradient of a weight is v.d_mean + offset; that of the envelope is taken from it. A key's features are its
-    # weights times the masses, if its log-weight is the envelope alone.
-    offset = d_log_mass.transpose(1, 2) - (d_mean * saved.mean[tile.rows]).sum(-1, keepdim=True)
+    # The gradient of the envelope is taken from that of a weight. A key's features are its weights times the masses, if
+    # its log-weight is the envelope alone.
     alone = simplex and operands.key_bias is None
-    d_state = with_column(d_mean, offset, log_mass.exp2().transpose(1, 2)) if alone else with_column(d_mean, offset)
+    d_state = with_column(d_mean, offset, reference.exp2().transpose(1, 2)) if alone else with_column(d_mean, offset)
     spare = Scratch(tile, chunk, operands.num_projections) if simplex and not alone else None
     for start, stop in chunk_bounds(operands.k.shape[2], chunk):
         keys, weights = scores.of_keys(start, stop, bias)
@@ -222,8 +251,8 @@ def _backward_keys(
             None if spare is None else torch.softmax(weights * math.log(2), -1, out=spare.tokens_first(stop - start))
         )
         if simplex:
-            weights += saved.key_bias[tile.rows, start:stop]
-        weights.sub_(log_mass).exp2_()
+            weights += key_bias[:, start:stop]
+        weights.sub_(reference).exp2_()
         values = tile.values(start, stop)
         d_values, d_scores = torch.bmm(weights, d_mean), d_scratch.tokens_first(stop - start)
         collect.write("v", start, stop, d_values)
