@@ -3,8 +3,9 @@
 x <- x + Attention(LN x);  [decoder: x <- x + Attention(LN x, memory)];  x <- x + FF(LN x);  LN at the end
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +14,7 @@ from klformer.attention import AttentionSpec, MultiheadAttention
 from klformer.attention.multihead import MultiheadState
 from klformer.errors import ArgumentError
 from klformer.models.config import EncoderConfig
+from klformer.models.streaming import encode_stream
 from klformer.ops.spectral_product.parts import Parts
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
@@ -69,6 +71,11 @@ class TransformerLayer(nn.Module):
         x = x[:, :num_outputs] + self.dropout(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+    def attend_to(self, state: MultiheadState, x: Tensor) -> Tensor:
+        """The layer at x (B, L, model_dim), with all keys absorbed in a state already; without a memory."""
+        x = x + self.dropout(self.self_attention.read(state, self.self_norm(x)))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
     def initial_state(
@@ -130,6 +137,12 @@ class _Stack(nn.Module):
         )
         self.norm = nn.LayerNorm(config.model_dim)
 
+    def layer(self, index: int) -> TransformerLayer:
+        """One of the layers, from 0 on."""
+        layer = self.layers[index]
+        assert isinstance(layer, TransformerLayer)
+        return layer
+
     def _run(
         self,
         x: Tensor,
@@ -175,6 +188,7 @@ class TransformerEncoder(_Stack):
 
     def __init__(self, config: EncoderConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal, cross_attention=False)
+        self.causal = causal
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None, num_outputs: int | None = None) -> Tensor:
         """Encode x (B, L, model_dim).
@@ -185,6 +199,29 @@ class TransformerEncoder(_Stack):
                 classifier looks at CLS alone. Of a sequence in parts, those of them that are here.
         """
         return self._run(x, key_mask, num_outputs=num_outputs)
+
+    def encode_stream(
+        self, chunks: Iterable[Tensor | tuple[Tensor, Tensor]], *, folder: Path | str | None = None
+    ) -> Iterator[Tensor]:
+        """Encode a sequence that does not fit memory, given and taken back in chunks; exactly what `forward` gives.
+
+        Memory is that of one chunk and of one state a layer. A bidirectional encoder goes through the sequence once
+        more than it has layers: a layer can read only when all keys were absorbed. What it goes through is kept in a
+        file; computing it again from the start for every layer would take half as many passes as layers, each time. A
+        causal encoder needs one pass and no file. For inference: no gradients.
+
+        Args:
+            chunks: (B, any length, model_dim) each, in order; or such a tensor and its key_mask (B, length).
+            folder: Where the file is, B L model_dim numbers long; the system's place for temporary files if None. It
+                is removed at the end.
+
+        Yields:
+            The encoded chunks, as long as those given. Those of a bidirectional encoder come after the last was given.
+
+        Raises:
+            ArgumentError: an attention has no state of fixed size, or dropout is at work.
+        """
+        return encode_stream(self, chunks, None if folder is None else Path(folder))
 
 
 class TransformerDecoder(_Stack):
@@ -243,21 +280,16 @@ class TransformerDecoder(_Stack):
         self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None, *, in_place: bool
     ) -> tuple[LayerState, ...]:
         self._check_memory(memory)
-        layers = (self._layer(index) for index in range(len(self.layers)))
+        layers = (self.layer(index) for index in range(len(self.layers)))
         return tuple(layer.initial_state(batch_size, memory, memory_mask, in_place=in_place) for layer in layers)
 
     def step(self, x: Tensor, state: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
         """Decode one token (B, 1, model_dim). Equal to the same position of `forward` in evaluation."""
         states = []
         for index, layer_state in enumerate(state):
-            x, layer_state = self._layer(index).step(x, layer_state)
+            x, layer_state = self.layer(index).step(x, layer_state)
             states.append(layer_state)
         return self.norm(x), tuple(states)
-
-    def _layer(self, index: int) -> TransformerLayer:
-        layer = self.layers[index]
-        assert isinstance(layer, TransformerLayer)
-        return layer
 
     def _check_memory(self, memory: Tensor | None) -> None:
         if (memory is not None) != self.cross_attention:

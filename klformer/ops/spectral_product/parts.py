@@ -63,6 +63,16 @@ class Parts(ABC):
             of_others: (count, ...), those that the others have for this part: gradients come back with them.
         """
 
+    def begin_before(self, sums: Tensor, shift: Tensor, *, exponential: bool) -> tuple[Pending, Tensor]:
+        """Begin to bring together the sums of the parts before this one, and say what they will refer to.
+
+        Args:
+            sums: Of this part, relative to `shift` (n, 1, .); features last if shifts are of features.
+            exponential: Shifts are to base 2.
+        """
+        before, factors, of_others = _factors_before(self.gather(shift), self.index, exponential)
+        return self.begin_combination(sums, factors, of_others), before
+
     def sum(self, x: Tensor) -> Tensor:
         """The sum of everybody's x. Differentiable."""
         return self.begin_sum(x)()
@@ -74,6 +84,49 @@ class Parts(ABC):
     def first_position(self, length: int, device: torch.device) -> Tensor:
         """Where a part of this length begins in the whole sequence, ()."""
         return self.lengths(length, device)[: self.index].sum()
+
+
+class Past(Parts):
+    """A causal sequence whose parts come one after the other, to one process: each sees the sums of those before.
+
+    For inference. `num_tokens` are those of the parts that are done; who gives the parts counts them.
+    """
+
+    index, count = 1, 2
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._sums: tuple[Tensor, Tensor] | None = None
+
+    def begin_before(self, sums: Tensor, shift: Tensor, *, exponential: bool) -> tuple[Pending, Tensor]:
+        if self._sums is None:
+            self._sums = torch.zeros_like(sums), torch.full_like(shift, NO_KEY)
+        past, of_past = self._sums
+        if not shift.shape[2]:
+            self._sums = past + sums, shift
+        else:
+            largest = torch.maximum(of_past, shift)
+            old, new = _power(of_past - largest, exponential), _power(shift - largest, exponential)
+            self._sums = past * old + sums * new, largest
+        return (lambda: past), of_past
+
+    def lengths(self, length: int, device: torch.device) -> Tensor:
+        return torch.tensor([self.num_tokens, length], device=device)
+
+    def largest(self, x: Tensor) -> Tensor:
+        self._refuse()
+
+    def gather(self, x: Tensor) -> Tensor:
+        self._refuse()
+
+    def begin_sum(self, x: Tensor) -> Pending:
+        self._refuse()
+
+    def begin_combination(self, x: Tensor, factors: Tensor, of_others: Tensor) -> Pending:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ArgumentError("parts that come one after the other see those before only: the attention must be causal")
 
 
 class PartProduct:
@@ -109,8 +162,7 @@ class PartProduct:
         self._exponential = kernel.feature_map.exponential
         state, total, shift = _Absorb.apply(*_packed(self._operands))  # type: ignore[no-untyped-call]
         if causal:
-            self._shift, factors, of_others = _factors_before(parts.gather(shift), parts.index, self._exponential)
-            self._pending = parts.begin_combination(_flat(state, total), factors, of_others)
+            self._pending, self._shift = parts.begin_before(_flat(state, total), shift, exponential=self._exponential)
         else:
             self._shift = parts.largest(shift) if shift.shape[2] else shift
             factor = _power(shift - self._shift, self._exponential) if shift.shape[2] else shift.new_ones(1, 1, 1)
