@@ -5,7 +5,6 @@ computes it alone.
 """
 
 import json
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fork_support import codes_of, forked
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -326,18 +326,7 @@ def main():
     torch.set_num_threads(1)
     with torch.no_grad():  # what torch imports when it is first used, it imports here once
         klformer.build_attention("gmm-rks", num_heads=1, head_dim=2)(*torch.ones(3, 1, 1, 2, 2))
-    children = []
-    for rank in range(RANKS):
-        # A copy of this process, with torch. No gradient has been computed in it yet, which would not survive that.
-        if (child := os.fork()) == 0:
-            try:
-                run_all(rank, folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    codes = codes_of(forked(lambda rank: run_all(rank, folder), RANKS))
     sys.exit(max(codes, key=abs))
 
 

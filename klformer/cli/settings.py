@@ -17,7 +17,7 @@ from klformer.runs.folder import RunFolder
 from klformer.runs.init_from import SAME
 from klformer.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset, usual_options
 from klformer.tasks import TASKS, DataConfig
-from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+from klformer.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
 
 DEFAULT_OUT = Path("runs")
 
@@ -31,6 +31,7 @@ class Sections:
     optimiser: OptimiserConfig
     schedule: ScheduleConfig
     training: TrainingConfig
+    parallel: ParallelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

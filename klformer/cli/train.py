@@ -29,6 +29,7 @@ class Train(Settings):
       klformer train --name text-laptop-gmm-prf-seed0 --resume
       klformer train --task sst2 --data.root glue_data --init-from runs/corpus-wikitext-2-masked-laptop-softmax-seed0
       torchrun --nproc-per-node 2 -m klformer train --task listops --attention fastfood-prf
+      torchrun --nproc-per-node 4 -m klformer train --task text --attention gmm-rks --parallel.sequence 4
     """
 
     attention: str = DEFAULT_ATTENTION

@@ -46,6 +46,29 @@ class Batch:
         """Tokens of both sides with the padding."""
         return self.key_mask.numel() + (0 if self.second_mask is None else self.second_mask.numel())
 
+    def part(self, index: int, count: int, *, of_positions: bool) -> "tuple[Batch, int]":
+        """One of `count` nearly equal parts along the length, and where it begins; both sides of pairs are cut.
+
+        Args:
+            of_positions: Targets are of positions, and cut as well.
+        """
+
+        def cut(x: Tensor) -> Tensor:
+            return x.tensor_split(count, 1)[index]
+
+        key_mask = cut(self.key_mask)
+        second_mask = None if self.second_mask is None else cut(self.second_mask)
+        part = replace(
+            self,
+            inputs=cut(self.inputs),
+            key_mask=key_mask,
+            targets=cut(self.targets) if of_positions else self.targets,
+            num_tokens=int(key_mask.sum()) + (0 if second_mask is None else int(second_mask.sum())),
+            second=None if self.second is None else cut(self.second),
+            second_mask=second_mask,
+        )
+        return part, sum(x.shape[1] for x in self.key_mask.tensor_split(count, 1)[:index])
+
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on another device."""
         return replace(

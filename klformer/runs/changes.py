@@ -16,6 +16,8 @@ MAY_CHANGE = LENGTH | {
     "training.keep_checkpoints",
     "training.log_every",
     "data.root",
+    "parallel.sequence",
+    "parallel.patience",
 }
 
 

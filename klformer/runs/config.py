@@ -12,7 +12,7 @@ from klformer.errors import ArgumentError, RunError
 from klformer.models import AttentionSpec, ModelConfig
 from klformer.tasks import TASKS, DataConfig, Task, build_task
 from klformer.tasks.pretraining import Pretraining
-from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
+from klformer.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
 
 #: Of run folders; a folder of another is refused by its number.
 FORMAT: Literal[2] = 2
@@ -30,6 +30,7 @@ class ExperimentConfig(Config):
     optimiser: OptimiserConfig
     schedule: ScheduleConfig
     training: TrainingConfig
+    parallel: ParallelConfig = ParallelConfig()
     seed: int = Field(0, ge=0)
     objective: Literal["task", "masked"] = "task"
     """What is learned: the task, or hidden tokens of its sequences."""

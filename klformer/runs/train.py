@@ -22,7 +22,7 @@ from klformer.tasks import Split, Task
 from klformer.training.callbacks import Callback, Milestones
 from klformer.training.movement import KernelMovement
 from klformer.training.objective import Objective
-from klformer.training.processes import make_accelerator, on_main_process
+from klformer.training.processes import Layout, make_accelerator, make_layout, on_main_process
 from klformer.training.progress import Reporter, SilentReporter
 from klformer.training.seeds import derived_seed
 from klformer.training.trainer import Trainer
@@ -40,6 +40,7 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
         DataError: something is wrong with the data.
     """
     accelerator = make_accelerator(config.training)
+    layout = make_layout(accelerator, config.parallel)
     reset_peak_memory(accelerator.device.type)
     if not accelerator.is_main_process:
         reporter = SilentReporter()
@@ -54,7 +55,7 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
             return run.config_so_far(config, resume=resume)
 
         before = on_main_process(enter)
-        result = _train(config, before, run, claim, accelerator, reporter, resume=resume)
+        result = _train(config, before, run, claim, accelerator, layout, reporter, resume=resume)
         if accelerator.is_main_process:
             run.write_result(result)
     reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
@@ -68,6 +69,7 @@ def _train(
     run: RunFolder,
     claim: Callable[[], None],
     accelerator: Accelerator,
+    layout: Layout,
     reporter: Reporter,
     *,
     resume: bool,
@@ -107,6 +109,7 @@ def _train(
         reporter=reporter,
         seed=config.seed,
         callbacks=_callbacks(config, model, objective),
+        layout=layout,
     )
     on_main_process(claim)
     on_main_process(lambda: run.write_initial(model, before))
@@ -248,5 +251,6 @@ def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Tra
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
         "peak_memory_bytes": peak_memory(trainer.accelerator.device.type),
         "environment": describe_environment()
-        | {"device": str(trainer.accelerator.device), "processes": trainer.accelerator.num_processes},
+        | {"device": str(trainer.accelerator.device), "processes": trainer.accelerator.num_processes}
+        | {"sequence_parts": trainer.layout.num_parts},
     }

@@ -51,6 +51,17 @@ class ScheduleConfig(Config):
     """The same as a share of all steps; the longer of the two counts."""
 
 
+class ParallelConfig(Config):
+    """How the processes of torchrun share the work. A run can go on with another number of them."""
+
+    sequence: int = Field(1, ge=1)
+    """Cut every sequence into so many parts, one a process; the processes that are left share the examples. For kernel
+    attentions."""
+
+    patience: float = Field(45.0, gt=0)
+    """End if another process was not heard of for so many seconds, as after a crash or a cut cable."""
+
+
 class TrainingConfig(Config):
     """The loop."""
 

@@ -18,6 +18,7 @@ from klformer.data import Batch, BucketSampler, Examples, collate
 from klformer.models.reuse import first_part_once
 from klformer.noise import has_noise, kept_noise, resample
 from klformer.training.objective import Objective, model_outputs
+from klformer.training.processes import Layout, make_layout
 from klformer.training.seeds import generator_for
 
 
@@ -79,13 +80,16 @@ def evaluate(
     batch_size: int,
     draws: int | None = None,
     seed: int = 0,
+    layout: Layout | None = None,
 ) -> Evaluation:
     """Evaluate on all examples, over all processes.
 
     Args:
+        layout: How the processes share the work; the examples alone, if None.
         draws: Draws of the frequencies; None to evaluate once with those that the model has, which are put back in any
             case. A model without random frequencies is evaluated once.
     """
+    layout = make_layout(accelerator) if layout is None else layout
     batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
     passes = draws if draws is not None and has_noise(model) else 1
     device = accelerator.device
@@ -96,19 +100,25 @@ def evaluate(
     answers = torch.zeros(len(examples), objective.num_outputs if explained else 0, device=device)
     with evaluating(model):
         for everyones in batches:
-            indices = np.array_split(everyones, accelerator.num_processes)[accelerator.process_index]
+            indices = layout.share(everyones)
             if len(indices) == 0:
                 continue
-            batch = objective.pose(collate(examples, indices).to(device), ())
+            whole = objective.pose(collate(examples, indices).to(device), ())
+            batch, start = layout.part(whole, of_positions=objective.of_positions)
             numbers = None if draws is None else range(passes)
             with accelerator.autocast():
                 outputs = outputs_of_draws(model, batch, numbers, seed=seed, outputs=objective.outputs).float()
+            if layout.num_parts > 1 and objective.of_positions:
+                predicted[:, batch.ids] = objective.predict_part(outputs, batch, start)
+            elif layout.part_index == 0:
+                predicted[:, batch.ids] = objective.predict(outputs, batch)
+            else:
+                continue  # the first part has said the same
             losses += objective.loss_of(outputs, batch)
             counted += objective.count(outputs, batch)
-            predicted[:, batch.ids] = objective.predict(outputs, batch)
             if explained:
                 answers[batch.ids] = objective.answers(outputs).mean(0)
-    # Every example belongs to one rank; the others hold 0 for it.
+    # Every example, or part of one, belongs to one rank; the others hold 0 for it.
     predicted = accelerator.reduce(predicted, "sum")
     losses = accelerator.reduce(losses, "sum") / accelerator.reduce(counted, "sum").item()
     targets = torch.from_numpy(examples.targets).to(device)

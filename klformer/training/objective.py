@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from klformer.data import Batch
 from klformer.data.sequences import AnyArray
+from klformer.errors import ArgumentError
 from klformer.training.metrics import Metric
 
 
@@ -76,6 +77,15 @@ class Objective(ABC):
     @abstractmethod
     def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
         """What is kept of outputs (n, B, ...) for the metrics: (n, B, *prediction_shape)."""
+
+    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
+        """As `predict`, of one part of the sequences, which begins at a position: the sum over the parts is what
+        `predict` gives of the whole. For objectives with outputs of positions.
+
+        Raises:
+            ArgumentError: the objective has none.
+        """
+        raise ArgumentError(f"{type(self).__name__} has no predict_part: parallel.sequence must be 1 for it")
 
     @abstractmethod
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:

@@ -1,14 +1,19 @@
 """One process or several: what accelerate and torchrun make of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from klformer.errors import OtherProcessFailedError
-from klformer.training.config import TrainingConfig
+from klformer.data import Batch
+from klformer.data.sequences import IntArray
+from klformer.errors import ArgumentError, OtherProcessFailedError
+from klformer.training.config import ParallelConfig, TrainingConfig
 
 Result = TypeVar("Result")
 
@@ -16,6 +21,56 @@ Result = TypeVar("Result")
 def make_accelerator(training: TrainingConfig) -> Accelerator:
     """Device, processes and precision: what torchrun says, else one process."""
     return Accelerator(mixed_precision=training.mixed_precision, cpu=not torch.cuda.is_available())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who of the processes does what: which share of the examples, and which part of their sequences.
+
+    Args:
+        num_shares: Processes that share the examples; each of them is `num_parts` that share the sequences.
+        share_index: Which share this process has.
+        num_parts: Parts of a sequence.
+        part_index: Which part this process has.
+        mesh: The processes by both, if sequences are in parts.
+    """
+
+    num_shares: int = 1
+    share_index: int = 0
+    num_parts: int = 1
+    part_index: int = 0
+    mesh: DeviceMesh | None = None
+
+    def share(self, indices: IntArray) -> IntArray:
+        """The examples of this process; the others of its sequences have the same."""
+        return np.array_split(indices, self.num_shares)[self.share_index]
+
+    def part(self, batch: Batch, *, of_positions: bool) -> tuple[Batch, int]:
+        """The part of a batch that this process has, and where it begins."""
+        if self.num_parts == 1:
+            return batch, 0
+        return batch.part(self.part_index, self.num_parts, of_positions=of_positions)
+
+
+def make_layout(accelerator: Accelerator, parallel: ParallelConfig | None = None) -> Layout:
+    """How the processes share the work.
+
+    Raises:
+        ArgumentError: there are not enough processes, or one is left over.
+    """
+    world, num_parts = accelerator.num_processes, 1 if parallel is None else parallel.sequence
+    if world % num_parts:
+        raise ArgumentError(
+            f"parallel.sequence={num_parts} needs {num_parts} processes or a multiple, got {world}: "
+            f"torchrun --nproc-per-node {num_parts} -m klformer ..."
+        )
+    share, part = divmod(accelerator.process_index, num_parts)
+    if num_parts == 1:
+        return Layout(num_shares=world, share_index=share)
+    mesh = init_device_mesh(
+        accelerator.device.type, (world // num_parts, num_parts), mesh_dim_names=("data", "sequence")
+    )
+    return Layout(world // num_parts, share, num_parts, part, mesh)
 
 
 def is_main_process() -> bool:

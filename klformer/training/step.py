@@ -16,6 +16,7 @@ from klformer.data.sequences import IntArray
 from klformer.training.clock import CheckpointClock
 from klformer.training.config import TrainingConfig
 from klformer.training.objective import Objective
+from klformer.training.processes import Layout
 from klformer.training.signals import StopSignal
 
 
@@ -54,6 +55,7 @@ class Stepper:
         objective: What the model is trained for.
         training: Parts, clipping and padding.
         accelerator: Device, processes and precision.
+        layout: How the processes share the work.
         signal: That this process got, if any.
         clock: Of this process's checkpoints.
     """
@@ -67,6 +69,7 @@ class Stepper:
         objective: Objective,
         training: TrainingConfig,
         accelerator: Accelerator,
+        layout: Layout,
         signal: StopSignal,
         clock: CheckpointClock,
     ) -> None:
@@ -76,6 +79,7 @@ class Stepper:
         self.objective = objective
         self.training = training
         self.accelerator = accelerator
+        self.layout = layout
         self.signal = signal
         self.clock = clock
         self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
@@ -104,7 +108,7 @@ class Stepper:
         self.optimiser.step()
         self.optimiser.zero_grad()
         known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
-        return StepResult(loss, int(count), known, int(tokens), bool(stop), bool(save))
+        return StepResult(loss, round(count), known, int(tokens), bool(stop), bool(save))
 
     def _backward(self, indices: IntArray, draw: Sequence[int]) -> Tensor:
         """Forward and backward through this process's parts.
@@ -115,10 +119,13 @@ class Stepper:
         accelerator, objective = self.accelerator, self.objective
         names = [metric.name for metric in objective.metrics]
         sums = torch.zeros(5 + len(names), dtype=torch.float64, device=accelerator.device)
-        share, weight = self._share(indices)
+        share, of_share = self._share(indices)
+        # Outputs of whole sequences are the same for all that share them, and count once.
+        weight = of_share if objective.of_positions else of_share / self.layout.num_parts
         parts = [part for part in np.array_split(share, self.training.accumulation) if len(part)]
         for number, part in enumerate(parts):
-            batch = objective.pose(collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device), draw)
+            whole = objective.pose(collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device), draw)
+            batch, _ = self.layout.part(whole, of_positions=objective.of_positions)
             is_last = number == len(parts) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 with accelerator.autocast():
@@ -129,7 +136,7 @@ class Stepper:
                 accelerator.backward(loss * (accelerator.num_processes / len(indices)))
             sums[0] += loss.detach()
             sums[1] += weight * objective.count(outputs, batch)
-            sums[2] += weight * batch.num_tokens
+            sums[2] += of_share * batch.num_tokens
             shown = objective.sums(outputs, batch)
             for place, name in enumerate(names, start=5):
                 sums[place] += weight * shown[name] if name in shown else math.nan
@@ -152,5 +159,5 @@ class Stepper:
         Gradients are averaged over all processes, which all have to take part: where there are fewer examples than
         processes, those without one work through another's and count nothing.
         """
-        share = np.array_split(indices, self.accelerator.num_processes)[self.accelerator.process_index]
+        share = self.layout.share(indices)
         return (share, 1.0) if len(share) else (indices[:1], 0.0)

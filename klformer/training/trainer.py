@@ -15,6 +15,7 @@ from torch import nn
 
 from klformer.data import BucketSampler, Examples
 from klformer.data.sequences import IntArray
+from klformer.distributed import sequence_parallel
 from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.noise import resample
 from klformer.training.callbacks import Callback, Validation
@@ -25,6 +26,7 @@ from klformer.training.evaluation import Evaluation, evaluate
 from klformer.training.log import MetricsLog
 from klformer.training.objective import Objective
 from klformer.training.optimiser import build_optimiser, set_learning_rate
+from klformer.training.processes import Layout, make_layout
 from klformer.training.progress import AttendedReporter, Reporter
 from klformer.training.saving import Saver
 from klformer.training.schedules import learning_rate
@@ -51,6 +53,7 @@ class Trainer:
         reporter: Told what happens.
         seed: Of everything random.
         callbacks: Told about validations.
+        layout: How the processes share the work; the examples alone, if None.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Trainer:
         reporter: Reporter,
         seed: int,
         callbacks: Sequence[Callback] = (),
+        layout: Layout | None = None,
     ) -> None:
         if training.mixed_precision == "fp16" and accelerator.device.type == "cpu":
             raise ArgumentError("training.mixed_precision must be 'no' or 'bf16' on a CPU, got 'fp16'")
@@ -92,7 +96,10 @@ class Trainer:
         # Batches of all processes together: they must not depend on how many there are.
         self.sampler = BucketSampler(train.lengths, batch_size=training.batch_size, seed=seed)
         self.total_steps = self._total_steps()
+        self.layout = make_layout(accelerator) if layout is None else layout
         self.model = model.to(accelerator.device)
+        if self.layout.mesh is not None:
+            sequence_parallel(self.model, self.layout.mesh)
         self.wrapped, self.optimiser = accelerator.prepare(self.model, build_optimiser(self.model, optimiser))
         self.saver = Saver(
             store,
@@ -109,6 +116,7 @@ class Trainer:
             objective=objective,
             training=training,
             accelerator=accelerator,
+            layout=self.layout,
             signal=self._signal,
             clock=self._clock,
         )
@@ -193,6 +201,7 @@ class Trainer:
             batch_size=self.training.evaluation_batch_size,
             draws=draws,
             seed=self.seed,
+            layout=self.layout,
         )
 
     def _complete(self) -> str:

@@ -99,6 +99,9 @@ class MaskedLanguageModelling(Objective):
         sums = kept.new_zeros(len(outputs), len(batch), 3)
         return sums.index_add_(1, rows, kept)
 
+    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
+        return self.predict(outputs, batch)
+
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         asked, right, loss = predictions.double().sum(0).tolist()
         if not asked:

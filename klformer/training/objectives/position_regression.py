@@ -43,6 +43,10 @@ class PositionRegression(Regression):
         numbers = outputs.squeeze(-1)
         return nn.functional.pad(numbers, (0, self.max_len - numbers.shape[-1]))
 
+    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
+        numbers = outputs.squeeze(-1)
+        return nn.functional.pad(numbers, (start, self.max_len - start - numbers.shape[-1]))
+
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         return super().measure(predictions[:, : targets.shape[1]].flatten(), targets.flatten())
 

@@ -67,6 +67,10 @@ class PositionClassification(Objective):
         chosen = outputs.argmax(-1)
         return nn.functional.pad(chosen, (0, self.max_len - chosen.shape[-1]))
 
+    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
+        chosen = outputs.argmax(-1)
+        return nn.functional.pad(chosen, (start, self.max_len - start - chosen.shape[-1]))
+
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         asked = targets != IGNORED
         right = (predictions[:, : targets.shape[1]] == targets) & asked
