@@ -12,6 +12,8 @@ def forked(work, count):
         if (child := os.fork()) == 0:
             try:
                 work(rank)
+            except SystemExit as end:
+                os._exit(int(end.code or 0))
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)

@@ -9,6 +9,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from klformer.data import BucketSampler, Examples, padding_report
+from klformer.distributed.watch import watching
 from klformer.environment import describe_environment
 from klformer.errors import ArgumentError, FileError, RunError
 from klformer.memory import peak_memory, reset_peak_memory
@@ -45,7 +46,7 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     if not accelerator.is_main_process:
         reporter = SilentReporter()
     run = RunFolder(folder)
-    with run.claims() as claim:
+    with watching(patience=config.parallel.patience), run.claims() as claim:
 
         def enter() -> ExperimentConfig | None:
             if run.path.exists():
