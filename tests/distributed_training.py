@@ -22,19 +22,19 @@ TASKS = {
 }
 
 
-def config(folder, task, *, steps, sequence):
+def config(folder, task, *, steps, **parallel):
     base = tiny(folder, "gmm-prf:num_frequencies=8", max_steps=steps).model_dump()
     base["model"] |= {"dropout": 0.0, "num_layers": 2}
     base["training"] |= {"evaluate_every": 25 if task == "sparsity" else 5, "evaluation_draws": 2}
-    base["task"], base["parallel"] = task, {"sequence": sequence}
+    base["task"], base["parallel"] = task, parallel
     if task != "sparsity":
         base["data"] = {"root": folder / "data", **TASKS[task]}
     return ExperimentConfig.model_validate(base)
 
 
-def train(folder, task, name, *, steps, sequence=1, resume=False):
+def train(folder, task, name, *, steps, resume=False, **parallel):
     torch.set_num_threads(1)
-    chosen = config(folder, task, steps=steps, sequence=sequence)
+    chosen = config(folder, task, steps=steps, **parallel)
     train_run(chosen, folder / f"{task}-{name}", resume=resume, reporter=SilentReporter())
     leave_processes()
 
@@ -49,6 +49,10 @@ def main():
         rest = partial(train, folder, task, "parts", steps=steps, sequence=2, resume=True)
         world = 4 if task == "sparsity" else 2
         assert codes_of(as_torchrun(rest, world)) == [0] * world
+    # Weights that are shared out as well, and one process that goes on with them.
+    half = partial(train, folder, "recall", "shards", steps=5, sequence=2, shard=True)
+    assert codes_of(as_torchrun(half, 2)) == [0, 0]
+    assert codes_of(forked(lambda _: train(folder, "recall", "shards", steps=10, resume=True), 1)) == [0]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ MAY_CHANGE = LENGTH | {
     "training.log_every",
     "data.root",
     "parallel.sequence",
+    "parallel.shard",
     "parallel.patience",
 }
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from klformer.config import Config, describe_problems
 from klformer.data import Examples
@@ -261,12 +261,12 @@ class RunFolder:
         """The record, to go on with after a step."""
         return MetricsLog(self.path / self.METRICS, self.path / self.TENSORBOARD, step=step)
 
-    def write_initial(self, model: nn.Module, before: ExperimentConfig | None) -> None:
+    def write_initial(self, weights: Mapping[str, Tensor], before: ExperimentConfig | None) -> None:
         """Keep the weights that a run starts from; those of a run that goes on are there already."""
         path = self.path / self.INITIAL
         if before is None or not path.exists():
             with replacing(path) as temporary:
-                save_tensors(model.state_dict(), temporary)
+                save_tensors(weights, temporary)
 
     def write_beginning(
         self,

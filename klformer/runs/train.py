@@ -9,6 +9,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from klformer.data import BucketSampler, Examples, padding_report
+from klformer.distributed.sharding import whole_weights
 from klformer.distributed.watch import watching
 from klformer.environment import describe_environment
 from klformer.errors import ArgumentError, FileError, RunError
@@ -113,7 +114,8 @@ def _train(
         layout=layout,
     )
     on_main_process(claim)
-    on_main_process(lambda: run.write_initial(model, before))
+    initial = whole_weights(model)
+    on_main_process(lambda: run.write_initial(initial, before))
     going_on = resume and trainer.resume()
     _check_end(config, before, trainer, run)
     on_main_process(lambda: run.write_beginning(config, before, task, knowledge, splits))
@@ -141,7 +143,8 @@ def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective)
         ArgumentError: they are asked for, and it has none.
     """
     metric, keep = objective.selecting, config.training.keep_milestones
-    callbacks: list[Callback] = [KernelMovement(model)]
+    # Where weights are shared out, no process has a whole kernel to look at.
+    callbacks: list[Callback] = [KernelMovement(nn.Identity() if config.parallel.shard else model)]
     if metric.percent and metric.higher_is_better:
         return [*callbacks, Milestones(metric, keep_weights=keep)]
     if keep:

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from klformer.distributed.sharding import placed_like, shared_like, whole
 from klformer.errors import FileError, RunError
 from klformer.files import sha256, sync, writing
 
@@ -91,7 +92,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
     """
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     check_shapes(found, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, source)
-    model.load_state_dict(weights)
+    model.load_state_dict(shared_like(weights, model))
 
 
 def check_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], source: Path) -> None:
@@ -246,7 +247,7 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
     """The optimiser's state by the names of the parameters, as tensors."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{names[parameter]}|{key}": torch.as_tensor(value)
+        f"{names[parameter]}|{key}": whole(torch.as_tensor(value))
         for parameter, state in optimiser.state.items()
         for key, value in state.items()
     }
@@ -260,4 +261,4 @@ def load_optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer, t
         parameter_name, key = name.rsplit("|", 1)
         parameter = parameters[parameter_name]
         # AdamW counts steps in a tensor that stays on the CPU.
-        optimiser.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)
+        optimiser.state[parameter][key] = tensor if key == "step" else placed_like(tensor, parameter.data)

@@ -58,6 +58,10 @@ class ParallelConfig(Config):
     """Cut every sequence into so many parts, one a process; the processes that are left share the examples. For kernel
     attentions."""
 
+    shard: bool = False
+    """Share out weights, gradients and the optimiser's averages over all processes (FSDP2), for models that do not fit
+    one; how far kernels move is not measured then."""
+
     patience: float = Field(45.0, gt=0)
     """End if another process was not heard of for so many seconds, as after a crash or a cut cable."""
 

@@ -101,13 +101,18 @@ def evaluate(
     with evaluating(model):
         for everyones in batches:
             indices = layout.share(everyones)
-            if len(indices) == 0:
-                continue
+            counts = len(indices) > 0
+            if not counts:
+                if layout.shards is None:
+                    continue
+                indices = everyones[:1]  # whose weights are shared out takes part in every pass
             whole = objective.pose(collate(examples, indices).to(device), ())
             batch, start = layout.part(whole, of_positions=objective.of_positions)
             numbers = None if draws is None else range(passes)
             with accelerator.autocast():
                 outputs = outputs_of_draws(model, batch, numbers, seed=seed, outputs=objective.outputs).float()
+            if not counts:
+                continue
             if layout.num_parts > 1 and objective.of_positions:
                 predicted[:, batch.ids] = objective.predict_part(outputs, batch, start)
             elif layout.part_index == 0:

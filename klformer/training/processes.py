@@ -33,6 +33,7 @@ class Layout:
         num_parts: Parts of a sequence.
         part_index: Which part this process has.
         mesh: The processes by both, if sequences are in parts.
+        shards: All processes in a row, if weights are shared out.
     """
 
     num_shares: int = 1
@@ -40,6 +41,7 @@ class Layout:
     num_parts: int = 1
     part_index: int = 0
     mesh: DeviceMesh | None = None
+    shards: DeviceMesh | None = None
 
     def share(self, indices: IntArray) -> IntArray:
         """The examples of this process; the others of its sequences have the same."""
@@ -65,12 +67,16 @@ def make_layout(accelerator: Accelerator, parallel: ParallelConfig | None = None
             f"torchrun --nproc-per-node {num_parts} -m klformer ..."
         )
     share, part = divmod(accelerator.process_index, num_parts)
-    if num_parts == 1:
-        return Layout(num_shares=world, share_index=share)
-    mesh = init_device_mesh(
-        accelerator.device.type, (world // num_parts, num_parts), mesh_dim_names=("data", "sequence")
-    )
-    return Layout(world // num_parts, share, num_parts, part, mesh)
+    device, mesh, shards = accelerator.device.type, None, None
+    if num_parts > 1:
+        mesh = init_device_mesh(device, (world // num_parts, num_parts), mesh_dim_names=("data", "sequence"))
+    if parallel is not None and parallel.shard:
+        if world == 1:
+            raise ArgumentError(
+                "parallel.shard needs processes to share with: torchrun --nproc-per-node 2 -m klformer ..."
+            )
+        shards = init_device_mesh(device, (world,), mesh_dim_names=("shards",))
+    return Layout(world // num_parts, share, num_parts, part, mesh, shards)
 
 
 def is_main_process() -> bool:

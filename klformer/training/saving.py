@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
+from klformer.distributed.sharding import whole_weights
 from klformer.errors import RunError
 from klformer.training.callbacks import Callback
 from klformer.training.checkpoint import (
@@ -54,11 +56,10 @@ class Saver:
 
     def save(self, progress: Progress, totals: StepTotals) -> None:
         """Write everything that a run goes on from."""
+        files = {}
+        if self._takes_part:
+            files = {WEIGHTS: whole_weights(self.model), OPTIMISER: optimiser_tensors(self.model, self.optimiser)}
         if self.accelerator.is_main_process:
-            files = {
-                WEIGHTS: self.model.state_dict(),
-                OPTIMISER: optimiser_tensors(self.model, self.optimiser),
-            }
             scaler = self.accelerator.scaler
             info: dict[str, Any] = {
                 "progress": vars(progress),
@@ -72,10 +73,16 @@ class Saver:
             self._remove_earlier(progress.step)
         self.accelerator.wait_for_everyone()
 
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this process makes what is saved: the one that writes, or all where weights are shared out."""
+        return self.accelerator.is_main_process or isinstance(self.model, FSDPModule)
+
     def keep_weights(self, kind: str, step: int, info: Mapping[str, Any]) -> None:
         """Write the weights alone."""
+        weights = whole_weights(self.model) if self._takes_part else {}
         if self.accelerator.is_main_process:
-            folder = self.store.save(kind, step, {WEIGHTS: self.model.state_dict()}, info)
+            folder = self.store.save(kind, step, {WEIGHTS: weights}, info)
             self._earlier.pop(folder, None)
 
     def keep_best(self, step: int, info: Mapping[str, Any]) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from klformer.data import Examples, collate
 from klformer.data.sequences import IntArray
+from klformer.distributed.sharding import whole
 from klformer.training.clock import CheckpointClock
 from klformer.training.config import TrainingConfig
 from klformer.training.objective import Objective
-from klformer.training.processes import Layout
+from klformer.training.processes import Layout, make_layout
 from klformer.training.signals import StopSignal
 
 
@@ -55,7 +56,7 @@ class Stepper:
         objective: What the model is trained for.
         training: Parts, clipping and padding.
         accelerator: Device, processes and precision.
-        layout: How the processes share the work.
+        layout: How the processes share the work; the examples alone, if None.
         signal: That this process got, if any.
         clock: Of this process's checkpoints.
     """
@@ -69,7 +70,7 @@ class Stepper:
         objective: Objective,
         training: TrainingConfig,
         accelerator: Accelerator,
-        layout: Layout,
+        layout: Layout | None = None,
         signal: StopSignal,
         clock: CheckpointClock,
     ) -> None:
@@ -79,7 +80,7 @@ class Stepper:
         self.objective = objective
         self.training = training
         self.accelerator = accelerator
-        self.layout = layout
+        self.layout = make_layout(accelerator) if layout is None else layout
         self.signal = signal
         self.clock = clock
         self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
@@ -101,7 +102,7 @@ class Stepper:
         self._weigh_gradients(len(indices) / count if count else 0.0)
         # Also without clipping: a gradient that is not finite must not reach the weights.
         limit = math.inf if self.training.clip_norm is None else self.training.clip_norm
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), limit)))
         # The scaler of fp16 skips such steps itself, and lowers its scale.
         if not math.isfinite(norm) and self.accelerator.scaler is None:
             raise NotFinite(f"norm of the gradient is {norm}")
@@ -124,8 +125,8 @@ class Stepper:
         weight = of_share if objective.of_positions else of_share / self.layout.num_parts
         parts = [part for part in np.array_split(share, self.training.accumulation) if len(part)]
         for number, part in enumerate(parts):
-            whole = objective.pose(collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device), draw)
-            batch, _ = self.layout.part(whole, of_positions=objective.of_positions)
+            posed = objective.pose(collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device), draw)
+            batch, _ = self.layout.part(posed, of_positions=objective.of_positions)
             is_last = number == len(parts) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 with accelerator.autocast():

@@ -16,6 +16,7 @@ from torch import nn
 from klformer.data import BucketSampler, Examples
 from klformer.data.sequences import IntArray
 from klformer.distributed import sequence_parallel
+from klformer.distributed.sharding import shard
 from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.noise import resample
 from klformer.training.callbacks import Callback, Validation
@@ -100,7 +101,11 @@ class Trainer:
         self.model = model.to(accelerator.device)
         if self.layout.mesh is not None:
             sequence_parallel(self.model, self.layout.mesh)
-        self.wrapped, self.optimiser = accelerator.prepare(self.model, build_optimiser(self.model, optimiser))
+        if self.layout.shards is None:
+            self.wrapped, self.optimiser = accelerator.prepare(self.model, build_optimiser(self.model, optimiser))
+        else:
+            shard(self.model, self.layout.shards)
+            self.wrapped, self.optimiser = self.model, accelerator.prepare(build_optimiser(self.model, optimiser))
         self.saver = Saver(
             store,
             self.model,

@@ -32,16 +32,18 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "steps"), [("sparsity", 50), ("recall", 10)])
-def test_losses_and_results_are_those_of_one_process(runs, task, steps):
-    folders = [runs / f"{task}-{name}" for name in ("one", "parts")]
+@pytest.mark.parametrize(
+    ("task", "steps", "way"), [("sparsity", 50, "parts"), ("recall", 10, "parts"), ("recall", 10, "shards")]
+)
+def test_losses_and_results_are_those_of_one_process(runs, task, steps, way):
+    folders = [runs / f"{task}-{name}" for name in ("one", way)]
     logs = [read_lines(folder / "metrics.jsonl") for folder in folders]
     for kind, count in (("train", steps), ("validation", 2)):
         losses = [[line["loss"] for line in log if line["kind"] == kind] for log in logs]
         assert len(losses[0]) == count
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     results = [json.loads((folder / "result.json").read_text()) for folder in folders]
-    assert results[1]["environment"]["sequence_parts"] == 2
+    assert results[1]["environment"]["sequence_parts"] == (2 if way == "parts" else 1)
     assert results[1]["train_tokens"] == results[0]["train_tokens"]
     for split in ("validation", "test"):
         one, parts = (result[split] for result in results)
@@ -63,4 +65,7 @@ def test_parts_need_as_many_processes(tmp_path):
     with pytest.raises(ArgumentError, match=r"parallel\.sequence=2 needs 2 processes or a multiple, got 3: torchrun"):
         make_layout(alone, ParallelConfig(sequence=2))
     assert make_layout(alone).num_shares == 3
+    alone.num_processes = 1
+    with pytest.raises(ArgumentError, match=r"parallel\.shard needs processes to share with"):
+        make_layout(alone, ParallelConfig(shard=True))
     assert tiny(tmp_path).parallel == ParallelConfig()
