@@ -12,6 +12,7 @@ COMMAND = group(
         "peers": "klformer.bench.peers",
         "layer": "klformer.bench.layer",
         "decode": "klformer.bench.decode",
+        "sequence": "klformer.bench.sequence",
         "fastfood": "klformer.bench.fastfood",
         "denominators": "klformer.bench.denominators",
     },
