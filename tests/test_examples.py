@@ -15,6 +15,7 @@ SHOWS = {
     "convert_model": ["loaded again, bit for bit: True"],
     "drop_in_attention": ["the same outputs up to", "padding that is NaN changes nothing: True"],
     "learn_a_kernel": ["step 300: relative error 0.000"],
+    "merge_states": ["france is ... paris (", "river is ... shallow ("],
     "own_kernel": ["distance 1: estimated 0.50", "widths have gradients: True"],
     "own_table": ["the cast is moving,good", "a scene is dull,bad"],
     "own_task": ["test: 500 examples, accuracy"],

@@ -55,6 +55,20 @@ def sequence_parallel(model: Model, mesh: DeviceMesh) -> Model:
 
     Raises:
         ArgumentError: something in the model needs whole sequences; the message names it.
+
+    Examples:
+        One process, which has the only part. With torchrun there are several, and the lines are the same.
+
+        >>> import torch, klformer
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from klformer.distributed import average_gradients, own_part, sequence_parallel
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mesh = init_device_mesh("cpu", (1,))
+        >>> model = sequence_parallel(klformer.TransformerEncoder(klformer.EncoderConfig()), mesh)
+        >>> model(own_part(torch.randn(2, 100, 64), mesh)).sum().backward()
+        >>> average_gradients(model, mesh)
+        >>> torch.distributed.destroy_process_group()
     """
     parts = ProcessParts(_group(mesh))
     attentions = [module for module in model.modules() if isinstance(module, AttentionMechanism)]

@@ -37,11 +37,15 @@ class KernelState:
     A state is a value: its methods leave it as it is and give another. For inference: no gradients flow through it.
     Make one with `KernelState.of`, or with `kernel_state` of an attention, which knows its frequencies and envelope.
 
-    Example:
+    Args:
+        prepared: The kernel, as decoding has it.
+        key_values: What was absorbed.
+
+    Examples:
         >>> import torch, klformer
         >>> omega = torch.randn(4, 64, 16)
-        >>> def read(k, v): return klformer.KernelState.of(k, v, omega, feature_map="prf")
-        >>> first, second = (read(*torch.randn(2, 1, 4, 1000, 16)) for _ in range(2))
+        >>> documents = [torch.randn(2, 1, 4, length, 16) for length in (1000, 50)]  # keys and values
+        >>> first, second = (klformer.KernelState.of(k, v, omega, feature_map="prf") for k, v in documents)
         >>> klformer.KernelState.merge(first, second).read(torch.randn(1, 4, 3, 16)).shape
         torch.Size([1, 4, 3, 16])
     """
