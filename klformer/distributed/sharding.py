@@ -5,14 +5,17 @@ shared out are DTensors; here is what turns them into whole ones, for checkpoint
 and back.
 """
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from klformer.models.transformer import TransformerLayer
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -20,6 +23,8 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
     Gradients are averaged over the mesh, as in data parallelism. The optimiser must be made afterwards.
     """
+    from torch.distributed.fsdp import fully_shard  # takes a second, and few need it
+
     for module in model.modules():
         if isinstance(module, TransformerLayer):
             fully_shard(module, mesh=mesh)
@@ -28,7 +33,12 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def whole(x: Tensor) -> Tensor:
     """A tensor of which every process has a share, whole; any other as it is. All processes must call it."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x.full_tensor() if _is_shared(x) else x
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the parameters of a model are shared out."""
+    return any(_is_shared(parameter.data) for parameter in model.parameters())
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -47,4 +57,14 @@ def shared_like(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
 def placed_like(x: Tensor, present: Tensor) -> Tensor:
     """A whole tensor on the device of another, shared out as that is."""
     x = x.to(present.device)
-    return distribute_tensor(x, present.device_mesh, present.placements) if isinstance(present, DTensor) else x
+    if not _is_shared(present):
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x, present.device_mesh, present.placements)
+
+
+def _is_shared(x: Tensor) -> "TypeGuard[DTensor]":
+    """Where nobody has imported what makes shared tensors, none is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from klformer.distributed.sharding import whole_weights
+from klformer.distributed.sharding import is_sharded, whole_weights
 from klformer.errors import RunError
 from klformer.training.callbacks import Callback
 from klformer.training.checkpoint import (
@@ -76,7 +75,7 @@ class Saver:
     @property
     def _takes_part(self) -> bool:
         """Whether this process makes what is saved: the one that writes, or all where weights are shared out."""
-        return self.accelerator.is_main_process or isinstance(self.model, FSDPModule)
+        return self.accelerator.is_main_process or is_sharded(self.model)
 
     def keep_weights(self, kind: str, step: int, info: Mapping[str, Any]) -> None:
         """Write the weights alone."""
