@@ -2,6 +2,7 @@
 
     scores           KL(teacher || student), tokens that a label asks about weighing more than the others
     hidden states    relative squared error
+    layers           the same of what every layer gives, the mean over the layers, in addition
 
 What is trained is the kernels alone, or all weights with the kernels in a group of their own.
 """
@@ -68,8 +69,10 @@ def distil(
     for step in range(first, steps):
         batch = batches.at(first_step + step)
         with torch.no_grad():
-            right = teacher.run(batch)
-        loss = distance(student, batch, student.run(batch), right)
+            right = teacher.run(batch, hidden=True)
+        answer = student.run(batch, hidden=True)
+        away = distance(student, batch, answer, right)
+        loss = away + hidden_distance(student, batch, answer, right)
         optimiser.zero_grad(set_to_none=True)
         gradients = torch.autograd.grad(loss, everything, allow_unused=True)
         for parameter, gradient in zip(everything, gradients, strict=True):
@@ -83,7 +86,7 @@ def distil(
             if store is not None:
                 store.save(State("distil", step + 1, _tensors(student.model, optimiser), dict(before or {})))
             if progress is not None:
-                progress("distil", step + 1, steps, float(loss.detach()))
+                progress("distil", step + 1, steps, float(away.detach()))
 
 
 def _tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -119,8 +122,24 @@ def distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> Tensor:
         ours, theirs = (log_softmax(each.values.float(), -1) for each in (answer, right))
         distances = kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
         return (distances * weights).sum() / weights.sum()
-    off = (answer.values.float() - right.values.float()).square().sum(-1) * weights
-    return off.sum() / (right.values.float().square().sum(-1) * weights).sum()
+    return _relative_error(answer.values, right.values, weights)
+
+
+def hidden_distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> Tensor:
+    """How far what the layers gave is from what they should give: relative squared error, the mean over the layers."""
+    mask = host.mask(batch)
+    errors = []
+    for ours, theirs in zip(answer.hidden, right.hidden, strict=True):
+        weights = theirs.new_ones(theirs.shape[:-1], dtype=torch.float32)
+        if mask is not None and mask.shape == weights.shape:
+            weights = weights.masked_fill(~mask, 0)
+        errors.append(_relative_error(ours, theirs, weights))
+    return torch.stack(errors).mean() if errors else answer.values.new_zeros(())
+
+
+def _relative_error(values: Tensor, right: Tensor, weights: Tensor) -> Tensor:
+    off, size = (values.float() - right.float()).square().sum(-1), right.float().square().sum(-1)
+    return (off * weights).sum() / (size * weights).sum()
 
 
 def _weights(host: Host, batch: Batch, values: Tensor) -> Tensor:
