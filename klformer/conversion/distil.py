@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax, pad
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
@@ -131,8 +131,9 @@ def hidden_distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> 
     errors = []
     for ours, theirs in zip(answer.hidden, right.hidden, strict=True):
         weights = theirs.new_ones(theirs.shape[:-1], dtype=torch.float32)
-        if mask is not None and mask.shape == weights.shape:
-            weights = weights.masked_fill(~mask, 0)
+        if mask is not None and (added := weights.shape[1] - mask.shape[1]) >= 0:
+            # What a model adds to a sequence stands before it.
+            weights = weights.masked_fill(~pad(mask, (added, 0), value=True), 0)
         errors.append(_relative_error(ours, theirs, weights))
     return torch.stack(errors).mean() if errors else answer.values.new_zeros(())
 
