@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--finetune-steps", type=int, default=0)
     parser.add_argument("--finetune", choices=["kernels", "all"], default="all")
     parser.add_argument("--finetune-learning-rate", type=float, default=1e-4)
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="reactions of valid.tsv that stop the fit")
     parser.add_argument("--tested", type=int, default=TESTED, help="reactions of test.tsv to report on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the converted model")
@@ -88,7 +89,7 @@ def main() -> None:
     conversion = klformer.convert(
         model,
         batches(valid[:TRAINED], seed=given.seed, count=given.steps + given.finetune_steps),
-        evaluation=batches(valid[TRAINED : TRAINED + HELD_OUT]),
+        evaluation=batches(valid[TRAINED : TRAINED + given.held_out]),
         attention=given.attention,
         steps=given.steps,
         learning_rate=given.learning_rate,
