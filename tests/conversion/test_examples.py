@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-DATA = Path(__file__).parents[2] / "shared" / "data"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "conversion"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def run(name, *arguments):
@@ -38,7 +38,7 @@ def test_says_what_it_takes(name):
 def test_reactions(tmp_path):
     data = unpacked(tmp_path, "rxnfp_bert_fp16", "uspto50k_rxn")
     small = ["--held-out", 12, "--tested", 24]
-    said = run("convert_reactions.py", data, "--steps", 1, *small, "--out", tmp_path / "linear")
+    said = run("reactions.py", data, "--steps", 1, *small, "--out", tmp_path / "linear")
     row = json.loads(said.splitlines()[-1])
     assert row["teacher"] > 0.85
     assert 0.4 < row["test"] < row["teacher"]
@@ -48,7 +48,7 @@ def test_reactions(tmp_path):
 @pytest.mark.slow
 def test_sentences(tmp_path):
     data = unpacked(tmp_path, "glue_data", "bert-base-uncased-vocab")
-    said = run("convert_sentences.py", data, "--train-steps", 10, "--steps", 2, "--frequencies", 16)
+    said = run("sentences.py", data, "--train-steps", 10, "--steps", 2, "--frequencies", 16)
     rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert [row["attention"] for row in rows] == ["softmax", "performer", "performer", "hedgehog", "atoms-prf"]
     assert all(row["rank_correlation"] > 0.2 for row in rows)

@@ -1,6 +1,6 @@
 """A BERT of chemical reactions becomes linear: docs/convert.md has what came out.
 
-python examples/convert_reactions.py DATA --attention atoms-prf:num_frequencies=256 --steps 300
+python examples/conversion/reactions.py DATA --attention atoms-prf:num_frequencies=256 --steps 300
 
 DATA holds two folders: `rxnfp_bert_fp16`, the weights of rxnfp 0.1.0 (PyPI) with vocab.txt, and `uspto50k_rxn`,
 reactions of USPTO-50k in valid.tsv and test.tsv. Kernels learn from 4,500 reactions of valid.tsv. 144 others of that

@@ -1,6 +1,6 @@
 """A sentence encoder, trained here on real pairs, becomes linear: docs/convert.md has what came out.
 
-python examples/convert_sentences.py DATA
+python examples/conversion/sentences.py DATA
 
 DATA holds two folders: `glue_data`, GLUE as its download script lays it out, and `bert-base-uncased-vocab` with
 vocab.txt. A small BERT learns from pairs of sentences that mean the same (QQP, MRPC, MNLI, RTE, STS-B): each must find
