@@ -1,6 +1,7 @@
 """`klformer convert`: a trained softmax model in a folder becomes a linear one in another."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +49,8 @@ class Convert:
     """Learning rate of the kernels."""
     loss: Literal["output", "weights"] = "output"
     """What is fitted: the output of attention, or its weights, for short texts."""
+    error_budget: float = 0.1
+    """Largest error of a layer, for --attention atoms-prf:num_frequencies=auto."""
     finetune_steps: int = 0
     """Steps of distillation of the teacher's answers after that."""
     finetune: Literal["kernels", "all"] = "all"
@@ -79,7 +82,7 @@ def run(options: Convert) -> None:
         DataError: something is wrong with the texts.
     """
     try:
-        from klformer.conversion.hf.inputs import load_teacher, longest_input, make_batches
+        from klformer.conversion.hf.inputs import load_teacher, longest_input, make_batches, split_texts
     except ImportError as error:
         raise ArgumentError(f"convert needs transformers: pip install 'klformer[hf]' ({error})") from error
     if (options.out / CERTIFICATE).exists():
@@ -87,24 +90,34 @@ def run(options: Convert) -> None:
     keep = options.keep_softmax
     model, tokenizer = load_teacher(options.model)
     longest = options.max_positions or longest_input(model) or options.max_length
-    batches = make_batches(
+    steps = options.steps + options.finetune_steps
+    held_out, texts = split_texts(
         read_texts(options.data, options.column),
-        model,
-        tokenizer,
-        count=options.steps + options.finetune_steps + MAX_HELD_OUT,
+        count=steps + MAX_HELD_OUT,
+        batch_size=options.batch_size,
+        seed=options.seed,
+    )
+    batches_of = partial(
+        make_batches,
+        model=model,
+        tokenizer=tokenizer,
         batch_size=options.batch_size,
         max_length=min(options.max_length, longest),
         seed=options.seed,
     )
-    print(f"{type(model).__name__} from {options.model}; {len(batches):,} batches of {options.batch_size} texts")
+    print(
+        f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(held_out):,} to measure by"
+    )
     conversion = convert(
         model,
-        batches,
+        batches_of(texts, count=steps),
+        evaluation=batches_of(held_out),
         attention=options.attention,
         layers=options.layers,
         steps=options.steps,
         learning_rate=options.learning_rate,
         loss=options.loss,
+        error_budget=options.error_budget,
         finetune_steps=options.finetune_steps,
         finetune=options.finetune,
         finetune_learning_rate=options.finetune_learning_rate,
@@ -123,7 +136,11 @@ def run(options: Convert) -> None:
 
 
 def _say(stage: str, step: int, steps: int, error: float) -> None:
-    words = {"fit": "error of attention", "distil": "distance from the teacher"}[stage]
+    words = {
+        "fit": "error of attention",
+        "prune": "frequencies left; error of attention",
+        "distil": "distance from the teacher",
+    }[stage]
     print(f"{stage} {step}/{steps}  {words} {error:.4f}", flush=True)
 
 

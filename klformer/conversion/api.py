@@ -9,24 +9,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from klformer.attention import AttentionMechanism, AttentionSpec, attention_capabilities
+from klformer.attention import AttentionSpec, attention_capabilities
 from klformer.checks import check_choice, check_count, check_number
 from klformer.conversion import saving
 from klformer.conversion.batches import Batches
 from klformer.conversion.certify import Certificate, LayerErrors, figures
 from klformer.conversion.distil import Trained, distil
-from klformer.conversion.fit import HeadErrors, Loss, Progress, fit, measure, start
+from klformer.conversion.fit import HeadErrors, Loss, Progress
 from klformer.conversion.hosts import Batch, ConversionError, Extension, Host, Site, chosen_sites
+from klformer.conversion.learn import Learned, learn_kernels
 from klformer.conversion.own import OwnHost
+from klformer.conversion.prune import START_PER_DIM
 from klformer.conversion.record import SiteRecord
 from klformer.conversion.resume import Store
-from klformer.errors import ArgumentTypeError
+from klformer.conversion.start import atoms_of
+from klformer.errors import ArgumentError, ArgumentTypeError
 
 #: Kernels learn so many times faster than other weights in fine-tuning.
 KERNEL_RATE_FACTOR = 10.0
+#: Number of frequencies that stands for as few as an error budget allows.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def convert(
     steps: int = 300,
     learning_rate: float = 0.05,
     loss: Loss = "output",
+    error_budget: float = 0.1,
     finetune_steps: int = 0,
     finetune: Trained = "all",
     finetune_learning_rate: float = 1e-4,
@@ -88,12 +93,14 @@ def convert(
         batches: What the model is called with, as mappings from names to tensors, labels included if there are any.
             One of ten, eight at most, is held out to measure by.
         attention: The attention to put in, with options as text if you like.
-        options: Options of the attention; `klformer.attention_options(name)` lists them.
+        options: Options of the attention; `klformer.attention_options(name)` lists them. With `num_frequencies="auto"`
+            every layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
         layers: Which layers, counted from 0 in the order in which they run; None for all.
         steps: Steps of fitting, a batch each; it ends earlier if nothing is gained any more.
         learning_rate: Of the kernels, when they are fitted.
         loss: What is fitted: the "output" of attention, or its "weights" by their cross-entropy, which takes time and
             memory quadratic in the length.
+        error_budget: The largest error of a layer for `num_frequencies="auto"`; otherwise it does nothing.
         finetune_steps: Steps of distillation of the teacher's answers after that.
         finetune: What they train: "all" weights, or the "kernels" alone.
         finetune_learning_rate: Of all weights but the kernels', which take ten times as much.
@@ -134,9 +141,16 @@ def convert(
     check_number("learning_rate", learning_rate, exclusive=True)
     check_number("finetune_learning_rate", finetune_learning_rate, exclusive=True)
     check_number("keep_softmax", keep_softmax)
+    check_number("error_budget", error_budget, exclusive=True)
     check_choice("loss", loss, ("output", "weights"))
     check_choice("finetune", finetune, ("kernels", "all"))
     check_choice("extension", extension, ("repeat", "interpolate"))
+    is_auto = spec.options.get("num_frequencies") == AUTO
+    if is_auto and not _has_atoms(spec):
+        raise ArgumentError(
+            f"num_frequencies={AUTO!r} needs an attention whose atoms can be dropped one by one, which is 'atoms-prf' "
+            f"with envelope 'simplex'; for {spec.label()!r} give a number"
+        )
     clock = _Clock()
     teacher = host_of(model)
     if max_positions is not None:
@@ -148,34 +162,43 @@ def convert(
         sites = teacher.sites(data.held_out[0])
         chosen = chosen_sites(sites, layers)
         _check_attention(spec, chosen)
+        records = {site.name: _record(spec, site, is_auto=is_auto) for site in chosen}
         student = host_of(copy.deepcopy(teacher.model))
-        mechanisms = _build(spec, chosen, model, seed)
-        start(student, mechanisms, data, seed=seed)
-        at_start = measure(student, mechanisms, data.held_out)
-        clock.lap("start")
-        store = None
+        store = resumed = None
         if state_file is not None:
             settings = {"attention": spec.complete().label(), "layers": [site.name for site in chosen], "steps": steps}
             settings |= {"learning_rate": learning_rate, "loss": loss, "seed": seed, "batches": data.fingerprint()}
+            settings |= {"finetune_steps": finetune_steps, "finetune": finetune, "keep_softmax": keep_softmax}
+            settings |= {"finetune_learning_rate": finetune_learning_rate, "error_budget": error_budget}
             store = Store(Path(state_file), settings)
-        fit(
-            student,
-            mechanisms,
-            data,
-            steps=steps,
-            learning_rate=learning_rate,
-            loss=loss,
-            progress=progress,
-            store=store,
-        )
-        fitted = measure(student, mechanisms, data.held_out)
+            resumed = store.load()
+        before = resumed.rest if resumed is not None and resumed.stage == "distil" else None
+        if before is not None:
+            learned = Learned.from_json(before["learned"], next(model.parameters()).device)
+        else:
+            learned = learn_kernels(
+                student,
+                records,
+                data,
+                steps=steps,
+                learning_rate=learning_rate,
+                loss=loss,
+                error_budget=error_budget if is_auto else None,
+                seed=seed,
+                progress=progress,
+                store=store,
+            )
         clock.lap("fit")
-        student.install(mechanisms)
+        student.install(learned.mechanisms)
         measured = partial(figures, teacher=teacher, batches=data.held_out, causal=chosen[0].causal)
-        kept = _stay_softmax(fitted, keep_softmax)
-        linear = measured(student) if kept or not finetune_steps else {}
+        kept = _stay_softmax(learned.fitted, keep_softmax)
+        linear: dict[str, float] = {}
+        if before is not None:
+            linear = before["linear"]
+        elif kept or not finetune_steps:
+            linear = measured(student)
         student.remove(kept)
-        trained = {name: mechanism for name, mechanism in mechanisms.items() if name not in kept}
+        trained = {name: mechanism for name, mechanism in learned.mechanisms.items() if name not in kept}
         if finetune_steps:
             distil(
                 student,
@@ -188,24 +211,25 @@ def convert(
                 trained=finetune,
                 first_step=steps,
                 progress=progress,
+                store=store,
+                before={"learned": learned.for_json(), "linear": linear},
             )
             clock.lap("finetune")
         present = measured(student) if kept or finetune_steps else linear
         certificate = Certificate(
             model=type(model).__name__,
-            layers=_layer_errors(sites, spec, at_start, fitted, kept),
+            layers=_layer_errors(sites, spec, learned, kept),
             teacher=measured(teacher),
             linear=linear if kept else present,
             hybrid=present if kept else None,
             num_held_out=len(data.held_out),
             seconds=clock.laps,
             processor_seconds=clock.processor_seconds(),
-            notes=_notes(sites, chosen, kept, finetune_steps),
+            notes=_notes(sites, chosen, kept, finetune_steps, is_resumed=resumed is not None),
         )
     if store is not None:
         store.forget()
-    records = {site.name: _record(spec, site) for site in chosen if site.name in trained}
-    return Conversion(student.model.eval(), certificate, records)
+    return Conversion(student.model.eval(), certificate, {name: learned.records[name] for name in trained})
 
 
 def host_of(model: nn.Module) -> Host:
@@ -229,8 +253,13 @@ def _spec(attention: str | AttentionSpec, options: Mapping[str, Any] | None) -> 
     return AttentionSpec(name=spec.name, options={**spec.options, **(options or {})})
 
 
+def _has_atoms(spec: AttentionSpec) -> bool:
+    small = AttentionSpec(name=spec.name, options={**spec.options, "num_frequencies": 2})
+    return atoms_of(small.build(num_heads=1, head_dim=2)) is not None
+
+
 def _check_attention(spec: AttentionSpec, sites: list[Site]) -> None:
-    can = attention_capabilities(spec.name, **spec.options)
+    can = attention_capabilities(spec.name, **{k: v for k, v in spec.options.items() if v != AUTO})
     if can.needs_max_len:
         raise ConversionError(
             f"attention {spec.name!r} has parameters for each position: it can't stand in for softmax"
@@ -239,17 +268,11 @@ def _check_attention(spec: AttentionSpec, sites: list[Site]) -> None:
         raise ConversionError(f"attention {spec.name!r} has no causal form, and the model is causal")
 
 
-def _build(spec: AttentionSpec, sites: list[Site], model: nn.Module, seed: int) -> dict[str, AttentionMechanism]:
-    device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return {site.name: _record(spec, site).build().to(device) for site in sites}
-
-
-def _record(spec: AttentionSpec, site: Site) -> SiteRecord:
+def _record(spec: AttentionSpec, site: Site, *, is_auto: bool) -> SiteRecord:
     sizes = site.sizes
+    options = {**spec.options, "num_frequencies": START_PER_DIM * sizes.head_dim} if is_auto else spec.options
     return SiteRecord(
-        attention=spec.complete(),
+        attention=AttentionSpec(name=spec.name, options=options).complete(),
         num_heads=sizes.num_heads,
         head_dim=sizes.head_dim,
         value_dim=sizes.head_dim if sizes.value_dim is None else sizes.value_dim,
@@ -264,27 +287,28 @@ def _stay_softmax(errors: HeadErrors, keep: int | float) -> set[str]:
     return set(sorted(means, key=means.__getitem__, reverse=True)[: int(keep)])
 
 
-def _layer_errors(
-    sites: list[Site], spec: AttentionSpec, at_start: HeadErrors, fitted: HeadErrors, kept: set[str]
-) -> tuple[LayerErrors, ...]:
-    count = spec.complete().options.get("num_frequencies")
+def _layer_errors(sites: list[Site], spec: AttentionSpec, learned: Learned, kept: set[str]) -> tuple[LayerErrors, ...]:
     return tuple(
         LayerErrors(
             layer=index,
             name=site.name,
             attention=spec.label(),
-            num_frequencies=count if isinstance(count, int) else None,
-            start=tuple(at_start.by_site[site.name].tolist()),
-            fitted=tuple(fitted.by_site[site.name].tolist()),
+            num_frequencies=learned.records[site.name].num_frequencies,
+            start=tuple(learned.at_start.by_site[site.name].tolist()),
+            fitted=tuple(learned.fitted.by_site[site.name].tolist()),
             stays_softmax=site.name in kept,
         )
         for index, site in enumerate(sites)
-        if site.name in fitted.by_site
+        if site.name in learned.records
     )
 
 
-def _notes(sites: list[Site], chosen: list[Site], kept: set[str], finetune_steps: int) -> tuple[str, ...]:
+def _notes(
+    sites: list[Site], chosen: list[Site], kept: set[str], finetune_steps: int, *, is_resumed: bool
+) -> tuple[str, ...]:
     notes = []
+    if is_resumed:
+        notes.append("it was interrupted and gone on with: the seconds are those since then")
     if len(chosen) < len(sites):
         notes.append(f"{len(sites) - len(chosen)} of {len(sites)} layers were left out and are what they were")
     if kept:

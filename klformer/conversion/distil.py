@@ -2,26 +2,30 @@
 
     scores           KL(teacher || student), tokens that a label asks about weighing more than the others
     hidden states    relative squared error
+    layers           the same of what every layer gives, the mean over the layers, in addition
 
 What is trained is the kernels alone, or all weights with the kernels in a group of their own.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax, pad
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
 from klformer.conversion.fit import Progress, share_of_rate
 from klformer.conversion.hosts import Answer, Batch, Host
+from klformer.conversion.resume import State, Store
 
 Trained = Literal["kernels", "all"]
 #: What a token weighs that no label asks about, beside one that a label does.
 WEIGHT_UNASKED = 0.1
 MAX_NORM = 1.0
+#: How often progress is reported and the state is saved.
+REPORTS = 20
 
 
 def distil(
@@ -36,13 +40,18 @@ def distil(
     trained: Trained,
     first_step: int = 0,
     progress: Progress | None = None,
+    store: Store | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> None:
     """Train the student on the teacher's answers, in place.
+
+    What a store holds of it is gone on with, and the state is saved there now and then.
 
     Args:
         mechanisms: The attentions in the student that were converted.
         learning_rate: Of all weights but the kernels'.
         first_step: The number of the first batch.
+        before: What is to be known of the stages before when it is gone on with, for JSON.
     """
     kernels = [p for mechanism in mechanisms.values() for p in mechanism.parameters() if p.requires_grad]
     groups = [{"params": kernels, "peak": kernel_learning_rate}]
@@ -52,11 +61,18 @@ def distil(
         groups.append({"params": others, "peak": learning_rate})
     optimiser = torch.optim.Adam([group for group in groups if group["params"]], betas=(0.9, 0.98))
     everything = [p for group in optimiser.param_groups for p in group["params"]]
-    for step in range(steps):
+    every = max(1, steps // REPORTS)
+    first = 0
+    if store is not None and (state := store.load()) is not None and state.stage == "distil":
+        first = state.step
+        _restore(student.model, optimiser, state.tensors)
+    for step in range(first, steps):
         batch = batches.at(first_step + step)
         with torch.no_grad():
-            right = teacher.run(batch)
-        loss = distance(student, batch, student.run(batch), right)
+            right = teacher.run(batch, hidden=True)
+        answer = student.run(batch, hidden=True)
+        away = distance(student, batch, answer, right)
+        loss = away + hidden_distance(student, batch, answer, right)
         optimiser.zero_grad(set_to_none=True)
         gradients = torch.autograd.grad(loss, everything, allow_unused=True)
         for parameter, gradient in zip(everything, gradients, strict=True):
@@ -66,8 +82,37 @@ def distil(
             group["lr"] = group["peak"] * share_of_rate(step, steps)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        if progress is not None and (step + 1) % max(1, steps // 20) == 0:
-            progress("distil", step + 1, steps, float(loss.detach()))
+        if (step + 1) % every == 0:
+            if store is not None:
+                store.save(State("distil", step + 1, _tensors(student.model, optimiser), dict(before or {})))
+            if progress is not None:
+                progress("distil", step + 1, steps, float(away.detach()))
+
+
+def _tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All that going on from here needs. Weights that are shared are there once."""
+    found = {f"model.{name}": value for name, value in _weights_and_buffers(model).items()}
+    for index, averages in optimiser.state_dict()["state"].items():
+        found |= {f"adam.{index}.{name}": value for name, value in averages.items()}
+    return found
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    for name, value in _weights_and_buffers(model).items():
+        value.copy_(tensors[f"model.{name}"])
+    averages: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("adam."):
+            _, index, kind = name.split(".")
+            averages.setdefault(int(index), {})[kind] = value
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": averages, "param_groups": groups})
+
+
+def _weights_and_buffers(model: nn.Module) -> dict[str, Tensor]:
+    kept = set(model.state_dict())
+    return {name: each for name, each in (*model.named_parameters(), *model.named_buffers()) if name in kept}
 
 
 def distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> Tensor:
@@ -77,8 +122,25 @@ def distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> Tensor:
         ours, theirs = (log_softmax(each.values.float(), -1) for each in (answer, right))
         distances = kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
         return (distances * weights).sum() / weights.sum()
-    off = (answer.values.float() - right.values.float()).square().sum(-1) * weights
-    return off.sum() / (right.values.float().square().sum(-1) * weights).sum()
+    return _relative_error(answer.values, right.values, weights)
+
+
+def hidden_distance(host: Host, batch: Batch, answer: Answer, right: Answer) -> Tensor:
+    """How far what the layers gave is from what they should give: relative squared error, the mean over the layers."""
+    mask = host.mask(batch)
+    errors = []
+    for ours, theirs in zip(answer.hidden, right.hidden, strict=True):
+        weights = theirs.new_ones(theirs.shape[:-1], dtype=torch.float32)
+        if mask is not None and (added := weights.shape[1] - mask.shape[1]) >= 0:
+            # What a model adds to a sequence stands before it.
+            weights = weights.masked_fill(~pad(mask, (added, 0), value=True), 0)
+        errors.append(_relative_error(ours, theirs, weights))
+    return torch.stack(errors).mean() if errors else answer.values.new_zeros(())
+
+
+def _relative_error(values: Tensor, right: Tensor, weights: Tensor) -> Tensor:
+    off, size = (values.float() - right.float()).square().sum(-1), right.float().square().sum(-1)
+    return (off * weights).sum() / (size * weights).sum()
 
 
 def _weights(host: Host, batch: Batch, values: Tensor) -> Tensor:

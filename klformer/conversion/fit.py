@@ -150,7 +150,7 @@ def fit(
     fits = {name: LayerFit(each, learning_rate=learning_rate, loss=loss) for name, each in mechanisms.items()}
     every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
     without_gain = first = 0
-    if store is not None and (state := store.load()) is not None:
+    if store is not None and (state := store.load()) is not None and state.stage == "fit":
         first, without_gain = state.step, state.rest["without_gain"]
         for name, layer in fits.items():
             layer.restore(_below(name, state.tensors, mark="|"), state.rest["best"][name])
@@ -176,7 +176,7 @@ def fit(
 def _state(step: int, without_gain: int, fits: Mapping[str, LayerFit]) -> State:
     tensors = {f"{name}|{key}": value for name, layer in fits.items() for key, value in layer.tensors().items()}
     best = {name: layer.best for name, layer in fits.items()}
-    return State(step, tensors, {"without_gain": without_gain, "best": best})
+    return State("fit", step, tensors, {"without_gain": without_gain, "best": best})
 
 
 def _fit_batch(host: Host, fits: Mapping[str, LayerFit], batch: Batch, share: float) -> None:

@@ -82,6 +82,8 @@ class Answer:
     values: Tensor  # (B, C) or (B, L, C)
     are_scores: bool
     """Whether the largest of C is the prediction; otherwise they are hidden states."""
+    hidden: tuple[Tensor, ...] = ()
+    """What the layers gave, (B, L, model_dim) each, if that was asked for."""
 
 
 class Host(ABC):
@@ -95,8 +97,8 @@ class Host(ABC):
         self.model = model
 
     @abstractmethod
-    def run(self, batch: Batch) -> "Answer":
-        """The model's answer to a batch."""
+    def run(self, batch: Batch, *, hidden: bool = False) -> "Answer":
+        """The model's answer to a batch, with what its layers gave if you like."""
 
     @abstractmethod
     def sites(self, batch: Batch) -> list[Site]:

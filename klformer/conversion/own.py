@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from klformer.attention import AttentionMechanism, AttentionSizes, MultiheadAttention
 from klformer.attention.softmax import SoftmaxAttention
 from klformer.conversion.hosts import Answer, Batch, Call, ConversionError, Host, Site, Watcher
+from klformer.models.transformer import TransformerLayer
 
 
 class OwnHost(Host):
@@ -30,11 +31,18 @@ class OwnHost(Host):
                 "klformer.MultiheadAttention with attention='softmax' in it"
             )
 
-    def run(self, batch: Batch) -> Answer:
-        answer = self.model(**{name: value for name, value in batch.items() if name != "labels"})
+    def run(self, batch: Batch, *, hidden: bool = False) -> Answer:
+        given: list[Tensor] = []
+        layers = [each for each in self.model.modules() if isinstance(each, TransformerLayer)] if hidden else []
+        hooks = [each.register_forward_hook(lambda _, __, out: given.append(out)) for each in layers]
+        try:
+            answer = self.model(**{name: value for name, value in batch.items() if name != "labels"})
+        finally:
+            for hook in hooks:
+                hook.remove()
         if not isinstance(answer, Tensor):
             raise ConversionError(f"{type(self.model).__name__} must give a tensor, got {type(answer).__name__}")
-        return Answer(answer, are_scores=hasattr(self.model, "head"))
+        return Answer(answer, are_scores=hasattr(self.model, "head"), hidden=tuple(given))
 
     def sites(self, batch: Batch) -> list[Site]:
         return [_site(name, layer) for name, layer in self._layers.items()]

@@ -22,6 +22,17 @@ class SiteRecord(Config):
     head_dim: int
     value_dim: int
 
+    @property
+    def num_frequencies(self) -> int | None:
+        """Of the attention; None if it has none."""
+        count = self.attention.options.get("num_frequencies")
+        return count if isinstance(count, int) else None
+
+    def with_frequencies(self, count: int | None) -> "SiteRecord":
+        """The same with so many frequencies."""
+        options = {**self.attention.options, "num_frequencies": count}
+        return self.model_copy(update={"attention": AttentionSpec(name=self.attention.name, options=options)})
+
     def build(self) -> AttentionMechanism:
         """The attention, with fresh parameters."""
         return self.attention.build(num_heads=self.num_heads, head_dim=self.head_dim, value_dim=self.value_dim)

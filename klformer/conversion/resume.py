@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -14,12 +14,14 @@ from klformer.errors import FileError
 from klformer.files import replacing
 
 ENTRY = "klformer"
+Stage = Literal["fit", "distil"]
 
 
 @dataclass(frozen=True)
 class State:
-    """Kernels and their optimisers after so many steps."""
+    """What is trained, and its optimisers, after so many steps of a stage."""
 
+    stage: Stage
     step: int
     tensors: dict[str, Tensor]
     #: What is not a tensor, for JSON.
@@ -40,7 +42,7 @@ class Store:
 
     def save(self, state: State) -> None:
         """Raises FileError if it can't be written; the state before is whole then."""
-        entry = json.dumps({"settings": self._settings, "step": state.step, "rest": state.rest})
+        entry = json.dumps({"settings": self._settings, "stage": state.stage, "step": state.step, "rest": state.rest})
         with replacing(self._file) as temporary:
             tensors = {name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}
             save_file(tensors, temporary, metadata={ENTRY: entry})
@@ -57,7 +59,8 @@ class Store:
             with safe_open(self._file, "pt") as opened:
                 entry = json.loads(opened.metadata()[ENTRY])
             tensors = load_file(self._file)
-            settings, step, rest = entry["settings"], entry["step"], entry["rest"]
+            settings = entry["settings"]
+            state = State(entry["stage"], entry["step"], tensors, entry["rest"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise FileError(f"can't read {self._file}: {error}; remove it to begin again") from error
         if different := [name for name, value in self._settings.items() if settings.get(name) != value]:
@@ -65,7 +68,7 @@ class Store:
                 f"{self._file} is of a conversion with other settings ({', '.join(different)}): give those, or remove "
                 "it to begin again"
             )
-        return State(step, tensors, rest)
+        return state
 
     def forget(self) -> None:
         """Remove the state: the conversion is done."""

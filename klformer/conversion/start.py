@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from klformer.attention import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.conversion.hosts import Call
+from klformer.kernels import Kernel
 from klformer.kernels.atoms import AtomSpectrum
 
 #: Keys of a site that are looked at, and rounds of clustering.
@@ -40,13 +41,13 @@ class KeySample:
 
 def can_start_from_keys(mechanism: AttentionMechanism) -> bool:
     """Whether `start_from_keys` does anything."""
-    return _atoms(mechanism) is not None
+    return atoms_of(mechanism) is not None
 
 
 @torch.no_grad()
 def start_from_keys(mechanism: AttentionMechanism, keys: Tensor, generator: torch.Generator) -> None:
     """Put the atoms of a mechanism where the keys (H, N, D) are."""
-    atoms = _atoms(mechanism)
+    atoms = atoms_of(mechanism)
     assert atoms is not None
     centres = cluster_means(keys, atoms.num_frequencies, generator)
     # Kernels multiply their inputs by D^(-1/4): together that is 1 / sqrt D.
@@ -70,11 +71,14 @@ def cluster_means(points: Tensor, count: int, generator: torch.Generator) -> Ten
     return centres
 
 
-def _atoms(mechanism: nn.Module) -> AtomSpectrum | None:
+def kernel_of(mechanism: nn.Module) -> Kernel | None:
+    """The kernel of a mechanism; None if it has none."""
+    return mechanism.kernel if isinstance(mechanism, KernelizedAttention) else None
+
+
+def atoms_of(mechanism: nn.Module) -> AtomSpectrum | None:
     """The atoms of a mechanism whose positive features sum to one over the frequencies; None if it has no such."""
-    if not isinstance(mechanism, KernelizedAttention) or mechanism.kernel.envelope != "simplex":
+    kernel = kernel_of(mechanism)
+    if kernel is None or kernel.envelope != "simplex" or not kernel.feature_map.exponential:
         return None
-    if not mechanism.kernel.feature_map.exponential:
-        return None
-    spectrum = mechanism.kernel.spectrum
-    return spectrum if isinstance(spectrum, AtomSpectrum) else None
+    return kernel.spectrum if isinstance(kernel.spectrum, AtomSpectrum) else None

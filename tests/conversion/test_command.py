@@ -124,6 +124,34 @@ def test_goes_on_bit_for_bit(tmp_path, monkeypatch):
         klformer.convert(model, data, **arguments, state_file=state)
 
 
+@pytest.mark.parametrize("keep_softmax", [0, 1])
+def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax):
+    model, data = ENCODERS["bert"]().eval(), batches("bert", 12)
+    arguments = {"options": {"num_frequencies": "auto"}, "steps": 2, "finetune_steps": 6, "error_budget": 5.0}
+    arguments["keep_softmax"] = keep_softmax
+    expected = klformer.convert(model, data, **arguments)
+    state = tmp_path / "fit.safetensors"
+
+    def interrupt(stage, step, steps, error):
+        if stage == "distil" and step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        klformer.convert(model, data, **arguments, state_file=state, progress=interrupt)
+    with pytest.raises(FileError, match=r"with other settings \(finetune_steps\)"):
+        klformer.convert(model, data, **{**arguments, "finetune_steps": 7}, state_file=state)
+    seen = []
+    again = klformer.convert(model, data, **arguments, state_file=state, progress=lambda *said: seen.append(said[:2]))
+    assert seen == [("distil", 5), ("distil", 6)]
+    for name, value in expected.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+    for part in ("layers", "teacher", "linear", "hybrid"):
+        assert getattr(again.certificate, part) == getattr(expected.certificate, part)
+    assert again.records == expected.records
+    assert any("interrupted" in note for note in again.certificate.notes)
+    assert not state.exists()
+
+
 def test_texts(tmp_path):
     lines = ["one", "two, three"]
     (tmp_path / "a.txt").write_text("one\n\ntwo, three\n")

@@ -6,10 +6,11 @@ from conversion_support import FAMILIES, answer, batch, batches
 from torch.testing import assert_close
 
 import klformer
-from klformer.conversion import fit, start
+from klformer.conversion import distil, fit, start
 from klformer.conversion.batches import Batches
 from klformer.conversion.hf import TransformersHost
-from klformer.conversion.hosts import Call
+from klformer.conversion.hosts import Answer, Call
+from klformer.conversion.own import OwnHost
 from klformer.models import ModelConfig, build_classifier
 
 
@@ -123,6 +124,25 @@ def test_fine_tuning_brings_answers_nearer(finetune):
     assert same == (finetune == "kernels")
 
 
+@pytest.mark.parametrize("family", ["bert", "bert-embeddings", "gpt2", "vit"])
+def test_what_the_layers_give(family):
+    """A layer's output for each layer; the last one is what a model without a head gives."""
+    host = TransformersHost(FAMILIES[family]().eval())
+    with torch.no_grad():
+        got = host.run(batch(family), hidden=True)
+    assert len(got.hidden) == 2
+    assert len({tuple(each.shape) for each in got.hidden}) == 1
+    if family == "bert-embeddings":
+        assert torch.equal(got.hidden[-1], got.values)
+    assert host.run(batch(family)).hidden == ()
+    kept = torch.tensor([[True] * 9, [True] * 5 + [False] * 4, [True] * 9])
+    if family == "bert":  # against a plain loop; padding does not count
+        moved = tuple(each + torch.randn_like(each) * (1 if i else 3) for i, each in enumerate(got.hidden))
+        errors = [(a - b)[kept].square().sum() / b[kept].square().sum() for a, b in zip(moved, got.hidden, strict=True)]
+        away = distil.hidden_distance(host, batch(family), Answer(got.values, True, moved), got)
+        assert_close(away, torch.stack(errors).mean())
+
+
 @pytest.mark.parametrize("attention", ["gmm-prf", "fastfood-prf", "generative-prf", "gmm-rks", "linear-elu"])
 def test_other_attentions(attention, tmp_path):
     options = {} if attention == "linear-elu" else {"num_frequencies": 8, "redraw": False}
@@ -167,6 +187,27 @@ class TestOwnModels:
         loaded = klformer.load_converted(tmp_path, into=self.build())
         assert torch.equal(loaded(**inputs), conversion.model(**inputs))
         assert not torch.equal(loaded(**inputs), model.eval()(**inputs))
+
+    def test_what_the_layers_give(self, model):
+        host, given = OwnHost(model.eval()), self.data(1)[0]
+        hidden = host.run(given, hidden=True).hidden
+        # There is a token before the others, and the last layer gives nothing but it.
+        assert [tuple(each.shape) for each in hidden] == [(4, 13, 16), (4, 1, 16)]
+        moved = torch.randn(4, 13, 16)
+        padding = torch.nn.functional.pad(~given["key_mask"], (1, 0))
+        right = Answer(hidden[0], False, hidden)
+        nearby = (hidden[0] + moved.masked_fill(~padding[..., None], 0), hidden[1])
+        assert distil.hidden_distance(host, given, Answer(hidden[0], False, nearby), right) == 0
+        away = (hidden[0] + moved.masked_fill(padding[..., None], 0), hidden[1])
+        assert distil.hidden_distance(host, given, Answer(hidden[0], False, away), right) > 0
+        assert host.run(given).hidden == ()
+        assert not any(layer._forward_hooks for layer in model.modules())
+
+    def test_fine_tuning_brings_answers_nearer(self, model):
+        data, arguments = self.data(12), {"options": {"num_frequencies": 4}, "steps": 5}
+        plain = klformer.convert(model, data, **arguments)
+        tuned = klformer.convert(model, data, finetune_steps=30, finetune_learning_rate=1e-3, **arguments)
+        assert tuned.certificate.linear["distance"] < plain.certificate.linear["distance"]
 
     def test_needs_a_model_to_load_into(self, model, tmp_path):
         klformer.convert(model, self.data(), options={"num_frequencies": 8}, steps=0).save(tmp_path)

@@ -41,14 +41,18 @@ class TransformersHost(Host):
         if any(hasattr(module, NAME) for module in model.modules()):
             raise ConversionError(f"this {kind} is converted already: give the softmax model that it was made of")
 
-    def run(self, batch: Batch) -> Answer:
+    def run(self, batch: Batch, *, hidden: bool = False) -> Answer:
         inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
         if getattr(self.model.config, "use_cache", False):
             inputs["use_cache"] = False
+        if hidden:
+            inputs["output_hidden_states"] = True
         answer = self.model(**inputs)
+        # The first ones are the embeddings, which no attention has seen.
+        layers = tuple(answer.hidden_states[1:]) if hidden else ()
         if "logits" in answer:
-            return Answer(answer.logits, are_scores=True)
-        return Answer(answer.last_hidden_state, are_scores=False)
+            return Answer(answer.logits, are_scores=True, hidden=layers)
+        return Answer(answer.last_hidden_state, are_scores=False, hidden=layers)
 
     def sites(self, batch: Batch) -> list[Site]:
         names = {module: name for name, module in self.model.named_modules()}

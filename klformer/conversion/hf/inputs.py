@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from klformer.conversion.batches import HELD_OUT_SHARE, MAX_HELD_OUT
 from klformer.conversion.hosts import Batch, ConversionError
 from klformer.errors import DataError, FileError
 from klformer.files import read_json
@@ -42,39 +43,50 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-def make_batches(
-    texts: Iterable[str],
-    model: PreTrainedModel,
-    tokenizer: Any,
-    *,
-    count: int,
-    batch_size: int,
-    max_length: int,
-    seed: int,
-) -> list[Batch]:
-    """At most `count` batches of texts in random order, with labels if the model predicts masked tokens.
+def split_texts(texts: Iterable[str], *, count: int, batch_size: int, seed: int) -> tuple[list[str], list[str]]:
+    """Texts to measure by and texts to learn from, both in random order: of the first `count` batches, those that are
+    there.
 
     Raises:
         DataError: there are not enough texts for two batches.
-        ConversionError: the tokenizer lacks what the model needs.
     """
     chosen = list(itertools.islice(iter(texts), count * batch_size))
     if len(chosen) < 2 * batch_size:
         raise DataError(f"there must be texts for two batches of {batch_size} at least, got {len(chosen)} texts")
+    random.Random(seed).shuffle(chosen)
+    held_out = min(MAX_HELD_OUT, max(1, len(chosen) // batch_size // HELD_OUT_SHARE)) * batch_size
+    return chosen[:held_out], chosen[held_out:]
+
+
+def make_batches(
+    texts: Sequence[str],
+    model: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    batch_size: int,
+    max_length: int,
+    seed: int,
+    count: int = 1,
+) -> list[Batch]:
+    """Batches of texts of about the same length, with labels if the model predicts masked tokens.
+
+    Of such a model there are `count` batches at least: all texts again and again, with other tokens masked.
+
+    Raises:
+        ConversionError: the tokenizer lacks what the model needs.
+    """
     predicts_masked = type(model).__name__.endswith("ForMaskedLM")
     if predicts_masked and tokenizer.mask_token_id is None:
         raise ConversionError(f"{type(model).__name__} predicts masked tokens, and its tokenizer has no mask token")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     order = random.Random(seed)
-    order.shuffle(chosen)
     generator = torch.Generator().manual_seed(seed)
     batches: list[Batch] = []
-    for start in range(0, len(chosen), SORTED_BATCHES * batch_size):
-        part = sorted(chosen[start : start + SORTED_BATCHES * batch_size], key=len)
-        for first in range(0, len(part) - batch_size + 1, batch_size):
+    while not batches or (predicts_masked and len(batches) < count):
+        for group in _groups(texts, batch_size, order):
             given = tokenizer(
-                part[first : first + batch_size],
+                group,
                 padding=True,
                 truncation=True,
                 max_length=max_length,
@@ -83,8 +95,18 @@ def make_batches(
             )
             inputs: dict[str, Tensor] = dict(given)
             batches.append(_masked(inputs, tokenizer.mask_token_id, generator) if predicts_masked else inputs)
-    order.shuffle(batches)
     return batches
+
+
+def _groups(texts: Sequence[str], batch_size: int, order: random.Random) -> list[list[str]]:
+    """All texts in whole groups of about the same length, in random order."""
+    shuffled = order.sample(texts, len(texts))
+    groups: list[list[str]] = []
+    for start in range(0, len(shuffled), SORTED_BATCHES * batch_size):
+        part = sorted(shuffled[start : start + SORTED_BATCHES * batch_size], key=len)
+        groups += [part[first : first + batch_size] for first in range(0, len(part) - batch_size + 1, batch_size)]
+    order.shuffle(groups)
+    return groups
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
