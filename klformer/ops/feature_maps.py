@@ -56,7 +56,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
-        """Gradient of the scores, R along axis `dim`, in units of 1. Overwrites `d_phi`.
+        """Gradient of the scores, R along axis `dim`, in units of 1; a part of `d_phi`, which is overwritten.
 
         Features that were multiplied by a constant may be given, with the gradient of the product.
         """
@@ -91,7 +91,7 @@ class RandomKitchenSinks(FeatureMap):
     def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
         cos, sin = phi.chunk(2, dim)
         d_cos, d_sin = d_phi.chunk(2, dim)
-        return (d_sin * cos).addcmul_(sin, d_cos, value=-1)
+        return d_sin.mul_(cos).addcmul_(sin, d_cos, value=-1)
 
     def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
         weight = 1.0 if log_weight is None else log_weight.exp()

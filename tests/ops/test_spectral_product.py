@@ -467,6 +467,11 @@ class Calls(TorchDispatchMode):
         "detach",
         "squeeze",
         "t",
+        "unbind",
+        "split",
+        "unsafe_view",
+        "new_empty",
+        "promote_types",
     )
 
     def __init__(self):

@@ -12,7 +12,6 @@ Each query is stabilised by itself, so that nothing can underflow. A simplex env
 0. Forward keeps the sums over r, (L, S); backward makes the slopes.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
@@ -25,7 +24,6 @@ from klformer.ops.spectral_product.chunked.plain import angle, reciprocal, weigh
 from klformer.ops.spectral_product.chunked.positive import LOG2_E, log2_bias
 from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
 from klformer.ops.spectral_product.operands import SpectralOperands
-from klformer.ops.turns import cos_of_turns_, counts_turns
 
 #: A query costs about as much as so many values in a state: an estimate, not yet measured on a free machine.
 VALUES_PER_QUERY = {"prf": 24, "rks": 16}
@@ -141,7 +139,7 @@ class _Pairs(ABC):
         self.tile = tile
         self.queries = tile.queries(0, tile.operands.q.shape[2])
         self._omega = tile.omega * unit
-        self._scratch = [Scratch(tile, chunk, tile.omega.shape[1]) for _ in range(2)]
+        self._scratch = [Scratch(tile, chunk, tile.omega.shape[1], use) for use in ("scores", "spare")]
 
     @abstractmethod
     def shifts(self) -> Tensor:
@@ -239,8 +237,7 @@ class _CosinePairs(_Pairs):
 
     def __init__(self, tile: Tile, chunk: int) -> None:
         assert tile.omega is not None
-        super().__init__(tile, chunk, tile.feature_map.unit(tile.omega))
-        self._turns = counts_turns(tile.omega)
+        super().__init__(tile, chunk, 1.0)
         self._frequency_weights = None if tile.frequency_bias is None else tile.frequency_bias.exp()
         self._key_weights = weights_of_keys(tile)  # (n, 1, S)
         self._angle = self._angle_differences()  # (n, L, S)
@@ -256,11 +253,8 @@ class _CosinePairs(_Pairs):
     def shifts(self) -> Tensor:
         return torch.bmm(self.queries, self._omega.transpose(1, 2)).neg_()
 
-    def _cosines(self, scores: Tensor) -> Tensor:
-        return cos_of_turns_(scores) if self._turns else scores.cos_()
-
     def sum_of(self, scores: Tensor) -> Tensor:
-        cosines = self._cosines(scores)
+        cosines = scores.cos_()
         return (cosines if self._frequency_weights is None else cosines.mul_(self._frequency_weights)).sum(-1)
 
     def _raw_weights(self, sums: Tensor) -> Tensor:
@@ -295,11 +289,9 @@ class _CosinePairs(_Pairs):
 
     def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
         if collect.frequency_bias is not None:
-            cosines = self._cosines(scores.clone()).mul_(d_sums).sum(1, keepdim=True)
+            cosines = scores.cos().mul_(d_sums).sum(1, keepdim=True)
             collect.frequency_bias += cosines if self._frequency_weights is None else cosines * self._frequency_weights
-        # - sin x = cos(x + a quarter of a turn)
-        quarter = 0.25 if self._turns else math.pi / 2
-        d_scores = self._cosines(scores.add_(quarter)).mul_(d_sums)
+        d_scores = scores.sin_().mul_(-d_sums)
         return d_scores if self._frequency_weights is None else d_scores.mul_(self._frequency_weights)
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:

@@ -62,8 +62,8 @@ class Features:
 
     def __init__(self, tile: Tile, chunk: int) -> None:
         self._tile = tile
-        self._scores = Scratch(tile, chunk, tile.operands.num_projections)
-        self._features = Scratch(tile, chunk, tile.operands.num_features)
+        self._scores = Scratch(tile, chunk, tile.operands.num_projections, "scores")
+        self._features = Scratch(tile, chunk, tile.operands.num_features, "features")
         self._omega = None if tile.omega is None else tile.omega * tile.feature_map.unit(tile.omega)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -169,9 +169,8 @@ def backward(
     gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
     for tile in tiles(operands, cut.rows):
         collect, features = TileGradients(tile, gradients), Features(tile, cut.chunk)
-        d_scratch = [
-            Scratch(tile, cut.chunk, operands.num_features) for _ in range(1 if tile.pair_offset is None else 2)
-        ]
+        uses = ("d_features",) if tile.pair_offset is None else ("d_features", "d_features of sines")
+        d_scratch = [Scratch(tile, cut.chunk, operands.num_features, use) for use in uses]
         d_state, d_total = _backward_queries(tile, collect, features, d_scratch, saved, d_out, cut.chunk)
         _backward_keys(tile, collect, features, d_scratch[0], saved, d_state, d_total, cut.chunk)
         collect.finish()

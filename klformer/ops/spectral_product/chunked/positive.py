@@ -65,7 +65,7 @@ class _Scores:
 
     def __init__(self, tile: Tile, chunk: int) -> None:
         assert tile.omega is not None
-        self._tile, self._scratch = tile, Scratch(tile, chunk, tile.omega.shape[1])
+        self._tile, self._scratch = tile, Scratch(tile, chunk, tile.omega.shape[1], "scores")
         self._omega = tile.omega * LOG2_E
 
     def of_keys(self, start: int, stop: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ def _absorb(tile: Tile, scores: _Scores, chunk: int, saved: Residuals) -> tuple[
     mean = tile.new_zeros(operands.num_projections, operands.v.shape[-1])
     mass = tile.new_zeros(1, operands.num_projections)
     shift = torch.full_like(mass, NO_KEY)
-    spare = Scratch(tile, chunk, operands.num_projections) if operands.kernel.simplex else None
+    spare = Scratch(tile, chunk, operands.num_projections, "spare") if operands.kernel.simplex else None
     for start, stop in chunk_bounds(operands.k.shape[2], chunk):
         if spare is None:
             _, weights = scores.of_keys(start, stop, bias)
@@ -161,7 +161,7 @@ def backward(
     gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
     for tile in tiles(operands, cut.rows):
         collect = TileGradients(tile, gradients)
-        scores, d_scratch = _Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
+        scores, d_scratch = _Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections, "d_scores")
         d_mean, d_log_mass = _backward_queries(tile, collect, scores, d_scratch, saved, d_out, cut.chunk)
         _backward_keys(tile, collect, scores, d_scratch, saved, d_mean, d_log_mass, cut.chunk)
         if collect.frequency_bias is not None:
@@ -215,7 +215,7 @@ def _backward_keys(
     offset = d_log_mass.transpose(1, 2) - (d_mean * saved.mean[tile.rows]).sum(-1, keepdim=True)
     alone = simplex and operands.key_bias is None
     d_state = with_column(d_mean, offset, log_mass.exp2().transpose(1, 2)) if alone else with_column(d_mean, offset)
-    spare = Scratch(tile, chunk, operands.num_projections) if simplex and not alone else None
+    spare = Scratch(tile, chunk, operands.num_projections, "spare") if simplex and not alone else None
     for start, stop in chunk_bounds(operands.k.shape[2], chunk):
         keys, weights = scores.of_keys(start, stop, bias)
         shares = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from klformer.ops.spectral_product.chunked.workspace import borrow
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 #: Features of one chunk of a tile, in bytes: what the caches hold on a CPU, what keeps a GPU busy.
@@ -26,6 +27,8 @@ GPU_CAUSAL_CHUNK = 128
 #: Tokens of a block of the causal product for each feature, or more: the state that is kept for it is then as large as
 #: a quarter of the values.
 TOKENS_PER_FEATURE = 4
+#: Budgets that the rows of a block of the causal product may take: fewer calls for a little less of the cache.
+ROWS_PER_BLOCK = 2
 #: Rows of a tile that a chunk leaves room for, where there are as many.
 ROWS = 4
 
@@ -72,7 +75,7 @@ def causal_cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
         length,
     )
     block = max(1, tokens // chunk) * chunk
-    return Cut(chunk, max(1, budget // (per_token * min(block, length))), block)
+    return Cut(chunk, max(1, ROWS_PER_BLOCK * budget // (per_token * min(block, length))), block)
 
 
 def tiles(operands: SpectralOperands, rows: int) -> "Iterator[Tile]":
@@ -116,6 +119,9 @@ class Tile:
             # The features leave out the factor 1/R, so that the constant takes R: a common factor cancels.
             self.smoothing = self.smoothing.unsqueeze(-1) * operands.num_projections  # (n, 1, 1)
         self._dropped = None if operands.key_mask is None else ~self._per_key(operands.key_mask)
+        # Most rows have no padding. To look costs little, but for a GPU, which would have to be waited for.
+        if self._dropped is not None and self._dropped.device.type == "cpu" and not bool(self._dropped.any()):
+            self._dropped = None
 
     def _per_row(self, parameter: Tensor | None, unsqueeze: int | None = None) -> Tensor | None:
         """(H or 1, ...) -> (n, ...) in the working precision."""
@@ -191,17 +197,18 @@ class Tile:
 
 
 class Scratch:
-    """Memory of chunks, used again by every chunk of a tile.
+    """Memory of chunks, used again by every chunk and every tile.
 
     Args:
         tile: Whose rows and precision it has.
         chunk: The longest chunk.
         width: Numbers a token.
+        use: What it holds; another scratch for the same use has the same memory.
     """
 
-    def __init__(self, tile: Tile, chunk: int, width: int) -> None:
+    def __init__(self, tile: Tile, chunk: int, width: int, use: str) -> None:
         self._width, self._rows = width, tile.num_rows
-        self._flat = tile.operands.q.new_empty(tile.num_rows * chunk * width, dtype=tile.operands.dtype)
+        self._flat = borrow(use, (tile.num_rows * chunk * width,), tile.operands.q, tile.operands.dtype)
 
     def tokens_first(self, length: int) -> Tensor:
         """(n, length, width), uninitialised."""
