@@ -30,7 +30,7 @@ class PreparedKernel:
     num_heads: int
     head_dim: int
     like: Tensor  # empty, with the device and the precision of states
-    omega: Tensor | None  # (H or 1, D, R) in the unit of the scores
+    omega: Tensor | None  # (H or 1, D, R); for scores to base 2 where the map is exponential
     pair_offset: Tensor | None  # (H or 1, D, 1)
     frequency_bias: Tensor | None  # (H or 1, 1, R); to base 2 for exponential maps, else the weights (H or 1, 1, F)
     smoothing: Tensor | None  # (H or 1, 1, 1), times R
@@ -42,9 +42,8 @@ class PreparedKernel:
         like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
         fmap, omega, bias = kernel.feature_map, kernel.omega, kernel.frequency_bias
         if omega is not None:
-            omega = omega.to(like.dtype)
-            unit = LOG2_E if fmap.exponential else fmap.unit(omega)
-            omega = (omega * unit).transpose(1, 2).contiguous()
+            omega = omega.to(like.dtype) * (LOG2_E if fmap.exponential else 1.0)
+            omega = omega.transpose(1, 2).contiguous()
         if bias is not None:
             bias = bias.to(like.dtype)
             bias = (bias * LOG2_E if fmap.exponential else bias.exp().repeat(1, fmap.parts)).unsqueeze(1)

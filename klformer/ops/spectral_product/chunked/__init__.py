@@ -1,7 +1,8 @@
 """The product in cache-sized chunks of plain PyTorch: every map, causal and not, on any device.
 
 Memory is O(L (D + E)) whatever the number of features is: features are made chunk by chunk, and made again in backward.
-Short sequences, whose features take no more than KEEP_BYTES in all, keep them instead where making them is dear.
+A GPU keeps those of RKS instead, where they take no more than KEEP_BYTES in all. On a CPU that gains nothing: new memory
+for a feature costs what its sine does (docs/efficiency.md).
 """
 
 from collections.abc import Collection, Sequence
@@ -26,8 +27,8 @@ class ChunkedBackend(FusedBackend):
         name: What it is registered as.
         chunk: Tokens worked on at a time; chosen by size and device if None. Changes speed, and results only by
             rounding.
-        recompute: Whether backward makes the features of a bidirectional RKS product again. "auto" keeps them if they
-            fit KEEP_BYTES.
+        recompute: Whether backward makes the features of a bidirectional RKS product again. "auto" keeps them on a
+            GPU if they fit KEEP_BYTES.
     """
 
     def __init__(self, name: str, *, chunk: int | None = None, recompute: Recompute = "auto") -> None:
@@ -68,8 +69,8 @@ class ChunkedBackend(FusedBackend):
     def _keeps(self, operands: SpectralOperands) -> bool:
         if self._recompute != "auto":
             return self._recompute == "never"
+        if operands.q.device.type == "cpu" or operands.kernel.omega is None:
+            return False
         batch, heads, length, _ = operands.q.shape
         tokens = batch * heads * (length + operands.k.shape[2])
-        return (
-            operands.kernel.omega is not None and tokens * operands.num_features * operands.dtype.itemsize <= KEEP_BYTES
-        )
+        return bool(tokens * operands.num_features * operands.dtype.itemsize <= KEEP_BYTES)

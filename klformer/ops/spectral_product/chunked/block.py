@@ -184,10 +184,10 @@ class Block:
     # Features.
 
     def _omega(self) -> Tensor:
-        """Frequencies in the unit of the scores."""
-        omega, fmap = self.tile.omega, self.tile.feature_map
+        """Frequencies; for scores to base 2 where the map is exponential."""
+        omega = self.tile.omega
         assert omega is not None
-        return omega * (LOG2_E if fmap.exponential else fmap.unit(omega))
+        return omega * LOG2_E if self.tile.feature_map.exponential else omega
 
     def _features(self, x: Tensor, use: str) -> Tensor:
         """(n, T, F) of a map that is not exponential."""

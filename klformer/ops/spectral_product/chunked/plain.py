@@ -64,15 +64,14 @@ class Features:
         self._tile = tile
         self._scores = Scratch(tile, chunk, tile.operands.num_projections, "scores")
         self._features = Scratch(tile, chunk, tile.operands.num_features, "features")
-        self._omega = None if tile.omega is None else tile.omega * tile.feature_map.unit(tile.omega)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Of x (n, chunk, D). Written to `out`, or to memory that the next call overwrites."""
         scores = self._scores.features_first(x.shape[1])
-        if self._omega is None:
+        if self._tile.omega is None:
             scores.copy_(x.transpose(1, 2))
         else:
-            torch.bmm(self._omega, x.transpose(1, 2), out=scores)
+            torch.bmm(self._tile.omega, x.transpose(1, 2), out=scores)
         out = self._features.features_first(x.shape[1]) if out is None else out
         return self._tile.feature_map.features(scores, out, dim=1)
 

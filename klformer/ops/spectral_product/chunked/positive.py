@@ -29,7 +29,15 @@ import torch
 from torch import Tensor
 
 from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
-from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
+from klformer.ops.spectral_product.chunked.tiling import (
+    Cut,
+    Scratch,
+    Tile,
+    chunk_bounds,
+    multiply_into,
+    tiles,
+    with_column,
+)
 from klformer.ops.spectral_product.operands import SpectralOperands
 from klformer.ops.spectral_product.state import NO_KEY
 
@@ -83,7 +91,7 @@ class _Scores:
         right: list[Tensor | float] = [] if bias is None else [1.0]
         if shift is not None:
             left, right = [*left, 1.0], [*right, -shift.transpose(1, 2)]
-        return keys, self._multiply(with_column(keys, *left), with_column(self._omega, *right))
+        return keys, self._multiply(with_column(keys, *left, use="tokens"), with_column(self._omega, *right))
 
     def of_queries(
         self, start: int, stop: int, with_mass: Tensor, log_sums: Tensor | None = None
@@ -92,8 +100,8 @@ class _Scores:
         what `with_log_mass` gives."""
         queries = self._tile.queries(start, stop)
         if log_sums is None:
-            return queries, self._multiply(with_column(queries, 1.0), with_mass)
-        left = with_column(queries, 1.0, -log_sums[:, start:stop])
+            return queries, self._multiply(with_column(queries, 1.0, use="tokens"), with_mass)
+        left = with_column(queries, 1.0, -log_sums[:, start:stop], use="tokens")
         return queries, self._multiply(left, with_column(with_mass, 1.0))
 
     def with_log_mass(self, log_mass: Tensor) -> Tensor:
@@ -150,7 +158,7 @@ def _read(tile: Tile, scores: _Scores, chunk: int, saved: Residuals, *, exact: b
         if largest is not None:
             weights.sub_(largest)
         total = weights.exp2_().sum(-1, keepdim=True)
-        out[:, start:stop] = torch.bmm(weights, mean).div_(total)
+        multiply_into(out[:, start:stop], weights, mean, divisor=total)
         log_sum = total.log2_()
         log_sums[:, start:stop] = log_sum if largest is None else log_sum.add_(largest)
     return exact or (bool((log_sums < MAX_LOG_SUM).all()) and _is_finite(out))
@@ -239,7 +247,8 @@ def _backward_queries(
         d_chunk = tile.chunk(d_out, start, stop)
         average = (d_chunk * tile.chunk(saved.out, start, stop)).sum(-1, keepdim=True)
         d_scores = d_scratch.tokens_first(stop - start)
-        torch.bmm(with_column(d_chunk, -average), mean_and_one.transpose(1, 2), out=d_scores).mul_(weights)
+        left = with_column(d_chunk, -average, use="tokens")
+        torch.bmm(left, mean_and_one.transpose(1, 2), out=d_scores).mul_(weights)
         d_mean.baddbmm_(weights.transpose(1, 2), d_chunk)
         d_log_mass += d_scores.sum(1, keepdim=True)
         _store(collect, "q", queries, d_scores, start, stop)
@@ -274,13 +283,16 @@ def _backward_keys(
         keys, weights = scores.of_keys(start, stop, bias, log_mass)
         weights.exp2_()
         values = tile.values(start, stop)
-        d_values, d_scores = torch.bmm(weights, d_mean), d_scratch.tokens_first(stop - start)
-        collect.write("v", start, stop, d_values)
-        columns = with_column(values, 1.0)
+        d_scores = d_scratch.tokens_first(stop - start)
+        columns = with_column(values, 1.0, use="tokens")
         if alone:
+            d_values = torch.bmm(weights, d_mean)
+            collect.write("v", start, stop, d_values)
             # Of the log-weight, known before the gradient of the scores, of which it is the sum.
             by_offset = torch.mul(weights, offset.transpose(1, 2), out=d_scores).sum(-1, keepdim=True)
             columns = with_column(columns, by_offset.add_(d_values.mul_(values).sum(-1, keepdim=True)).neg_())
+        else:
+            collect.store("v", start, stop, weights, d_mean)
         torch.bmm(columns, d_state.transpose(1, 2), out=d_scores).mul_(weights)
         if collect.key_bias is not None or shares is not None:
             d_bias = d_scores.sum(-1, keepdim=True)

@@ -16,7 +16,7 @@ from klformer.ops.spectral_product.chunked.workspace import borrow
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 #: Features of one chunk of a tile, in bytes: what the caches hold on a CPU, what keeps a GPU busy.
-CPU_CHUNK_BYTES = 2**20
+CPU_CHUNK_BYTES = 2 * 2**20
 GPU_CHUNK_BYTES = 64 * 2**20
 #: Tokens of a chunk on a CPU: below the first, calls cost more than arithmetic; above the second, nothing is gained.
 MIN_CHUNK, MAX_CHUNK = 32, 1024
@@ -27,10 +27,8 @@ GPU_CAUSAL_CHUNK = 128
 #: Tokens of a block of the causal product for each feature, or more: the state that is kept for it is then as large as
 #: a quarter of the values.
 TOKENS_PER_FEATURE = 4
-#: Budgets that the rows of a block of the causal product may take: fewer calls for a little less of the cache.
-ROWS_PER_BLOCK = 2
 #: Rows of a tile that a chunk leaves room for, where there are as many.
-ROWS = 4
+ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def causal_cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
         length,
     )
     block = max(1, tokens // chunk) * chunk
-    return Cut(chunk, max(1, ROWS_PER_BLOCK * budget // (per_token * min(block, length))), block)
+    return Cut(chunk, max(1, budget // (per_token * min(block, length))), block)
 
 
 def tiles(operands: SpectralOperands, rows: int) -> "Iterator[Tile]":
@@ -219,10 +217,23 @@ class Scratch:
         return self._flat[: self._rows * length * self._width].view(self._rows, self._width, length)
 
 
-def with_column(x: Tensor, *columns: Tensor | float) -> Tensor:
-    """x (n, length, width) with more columns: tensors (n, length, 1), or numbers."""
+def with_column(x: Tensor, *columns: Tensor | float, use: str | None = None) -> Tensor:
+    """x (n, length, width) with more columns: tensors (n, length, 1), or numbers. In memory that the next one for the
+    same `use` overwrites, if one is given."""
     given = [c if isinstance(c, Tensor) else x.new_full((1, 1, 1), c).expand(*x.shape[:2], 1) for c in columns]
-    return torch.cat([x, *given], dim=-1)
+    if use is None:
+        return torch.cat([x, *given], dim=-1)
+    shape = (*x.shape[:2], x.shape[2] + len(given))
+    return torch.cat([x, *given], dim=-1, out=borrow(use, shape, x, x.dtype))
+
+
+def multiply_into(place: Tensor, left: Tensor, right: Tensor, *, divisor: Tensor | None = None) -> None:
+    """Write the product of two batches of matrices to a place, which may have another precision."""
+    product = torch.bmm(left, right, out=place) if place.dtype == left.dtype else torch.bmm(left, right)
+    if divisor is not None:
+        product.div_(divisor)
+    if product is not place:
+        place.copy_(product)
 
 
 def chunk_bounds(length: int, chunk: int) -> Iterator[tuple[int, int]]:
