@@ -1,8 +1,8 @@
 """The product in cache-sized chunks of plain PyTorch: every map, causal and not, on any device.
 
 Memory is O(L (D + E)) whatever the number of features is: features are made chunk by chunk, and made again in backward.
-A GPU keeps those of RKS instead, where they take no more than KEEP_BYTES in all. On a CPU that gains nothing: new memory
-for a feature costs what its sine does (docs/efficiency.md).
+A GPU keeps those of RKS instead, where they take no more than KEEP_BYTES in all. On a CPU that gains nothing: memory
+that is new costs as much as a sine (docs/efficiency.md).
 """
 
 from collections.abc import Collection, Sequence
