@@ -12,7 +12,7 @@ from torch import Tensor
 
 from klformer.ops.spectral_product.backends import FusedBackend
 from klformer.ops.spectral_product.chunked import causal, few, plain, positive
-from klformer.ops.spectral_product.chunked.tiling import causal_cut, cut
+from klformer.ops.spectral_product.chunked.tiling import Cut, causal_cut, cut
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 Recompute = Literal["auto", "always", "never"]
@@ -51,9 +51,9 @@ class ChunkedBackend(FusedBackend):
     def forward(self, operands: SpectralOperands) -> list[Tensor]:
         if operands.causal:
             return causal.forward(operands, causal_cut(operands, chunk=self._chunk))
-        pieces = cut(operands, chunk=self._chunk)
         if few.serves(operands):
-            return few.forward(operands, pieces)
+            return few.forward(operands, self._cut_for_few(operands))
+        pieces = cut(operands, chunk=self._chunk)
         if operands.feature_map.exponential:
             return positive.forward(operands, pieces)
         return plain.forward(operands, pieces, keep=self._keeps(operands))
@@ -63,8 +63,13 @@ class ChunkedBackend(FusedBackend):
     ) -> dict[str, Tensor]:
         if operands.causal:
             return causal.backward(operands, list(saved), d_out, needed, causal_cut(operands, chunk=self._chunk))
-        way = few if few.serves(operands) else positive if operands.feature_map.exponential else plain
+        if few.serves(operands):
+            return few.backward(operands, list(saved), d_out, needed, self._cut_for_few(operands))
+        way = positive if operands.feature_map.exponential else plain
         return way.backward(operands, list(saved), d_out, needed, cut(operands, chunk=self._chunk))
+
+    def _cut_for_few(self, operands: SpectralOperands) -> Cut:
+        return cut(operands, chunk=self._chunk, width=operands.num_projections)
 
     def _keeps(self, operands: SpectralOperands) -> bool:
         if self._recompute != "auto":

@@ -103,9 +103,9 @@ def backward(
         d_shifts = tile.new_zeros(sums.shape[1], operands.num_projections)
         for start, stop in chunk_bounds(num_keys, cut.chunk):
             keys, d_scores = tile.keys(start, stop), None
-            for index, scores in pairs.scores(keys):
-                d_sum = d_sums[:, index, start:stop].unsqueeze(-1)
-                d_one = pairs.slope(collect, scores, sums[:, index, start:stop].unsqueeze(-1), d_sum)
+            less = sums[..., start:stop] if operands.feature_map.exponential else None
+            for index, scores in pairs.scores(keys, less):
+                d_one = pairs.slope(collect, scores, d_sums[:, index, start:stop].unsqueeze(-1))
                 d_shifts[:, index] += d_one.sum(1)
                 if d_scores is None:
                     d_scores = d_one if sums.shape[1] == 1 else d_one.clone()
@@ -140,22 +140,28 @@ class _Pairs(ABC):
         self.queries = tile.queries(0, tile.operands.q.shape[2])
         self._omega = tile.omega * unit
         self._scratch = [Scratch(tile, chunk, tile.omega.shape[1], use) for use in ("scores", "spare")]
+        self._shifts = self.shifts()
+        #: Frequencies and, as one more column, the shifts of the only query.
+        self._columns = with_column(self._omega, self._shifts.transpose(1, 2)) if self._shifts.shape[1] == 1 else None
 
     @abstractmethod
     def shifts(self) -> Tensor:
         """(n, L, R) of the queries; with a simplex envelope one more, last."""
 
-    def scores(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Index and scores (n, chunk, R) of each query with the keys (n, chunk, D); to be used before the next."""
-        shifts = self.shifts()
+    def scores(self, keys: Tensor, less: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Index and scores (n, chunk, R) of each query with the keys (n, chunk, D), less what is given for each pair
+        (n, L, chunk); to be used before the next."""
         plain, shifted = (scratch.tokens_first(keys.shape[1]) for scratch in self._scratch)
-        if shifts.shape[1] == 1:
-            columns = with_column(self._omega, shifts.transpose(1, 2))
-            yield 0, torch.bmm(with_column(keys, 1.0), columns.transpose(1, 2), out=plain)
+        if self._columns is not None:
+            left, right = with_column(keys, 1.0, use="tokens"), self._columns
+            if less is not None:
+                left, right = with_column(keys, 1.0, -less.transpose(1, 2), use="tokens"), with_column(right, 1.0)
+            yield 0, torch.bmm(left, right.transpose(1, 2), out=plain)
             return
         torch.bmm(keys, self._omega.transpose(1, 2), out=plain)
-        for index in range(shifts.shape[1]):
-            yield index, torch.add(plain, shifts[:, index : index + 1], out=shifted)
+        for index in range(self._shifts.shape[1]):
+            scores = torch.add(plain, self._shifts[:, index : index + 1], out=shifted)
+            yield index, scores if less is None else scores.sub_(less[:, index].unsqueeze(-1))
 
     @abstractmethod
     def sum_of(self, scores: Tensor) -> Tensor:
@@ -173,11 +179,12 @@ class _Pairs(ABC):
         to be divided by their sum, times that sum."""
 
     @abstractmethod
-    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
-        """The gradient of the scores (n, chunk, R), which are overwritten, given sums and d_sums (n, chunk, 1)."""
+    def slope(self, collect: TileGradients, scores: Tensor, d_sums: Tensor) -> Tensor:
+        """The gradient of the scores (n, chunk, R), which are overwritten, given d_sums (n, chunk, 1). Scores whose
+        sum is a logarithm are given less that."""
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
-        """Write the gradient of the queries, given that of the shifts (n, L, R) in units of 1."""
+        """Write the gradient of the queries, given that of the shifts (n, L, R)."""
         assert self.tile.omega is not None
         collect.store("q", 0, self.queries.shape[1], d_shifts, self.tile.omega)
         if collect.omega is not None:
@@ -223,8 +230,8 @@ class _PositivePairs(_Pairs):
             collect.key_bias.copy_(d_bias.transpose(1, 2))
         return torch.cat([d_sums, -d_bias], dim=1) if self.tile.operands.kernel.simplex else d_sums, None
 
-    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
-        return scores.sub_(sums).exp2_().mul_(d_sums)
+    def slope(self, collect: TileGradients, scores: Tensor, d_sums: Tensor) -> Tensor:
+        return scores.exp2_().mul_(d_sums)
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
         super().store_queries(collect, d_shifts)
@@ -287,7 +294,7 @@ class _CosinePairs(_Pairs):
         self._d_query_angle = d_angle.sum(2, keepdim=True)  # (n, L, 1)
         return d_kernel.mul_(self._angle.cos()), -d_angle.sum(1).unsqueeze(-1)
 
-    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
+    def slope(self, collect: TileGradients, scores: Tensor, d_sums: Tensor) -> Tensor:
         if collect.frequency_bias is not None:
             cosines = scores.cos().mul_(d_sums).sum(1, keepdim=True)
             collect.frequency_bias += cosines if self._frequency_weights is None else cosines * self._frequency_weights

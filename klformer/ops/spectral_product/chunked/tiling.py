@@ -43,10 +43,10 @@ class Cut:
     block: int = 0
 
 
-def cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
-    """Pieces whose features fit the budget of the device; `chunk` tokens each if given."""
+def cut(operands: SpectralOperands, *, chunk: int | None = None, width: int | None = None) -> Cut:
+    """Pieces whose features, or `width` numbers a token, fit the budget of the device; `chunk` tokens each if given."""
     budget = _budget(operands.q.device)
-    per_token = operands.num_features * operands.dtype.itemsize
+    per_token = (operands.num_features if width is None else width) * operands.dtype.itemsize
     rows = max(1, operands.q.shape[0] * operands.q.shape[1])
     if chunk is None:
         on_cpu = operands.q.device.type == "cpu"
