@@ -25,8 +25,10 @@ from klformer.ops.spectral_product.chunked.positive import LOG2_E, log2_bias
 from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
 from klformer.ops.spectral_product.operands import SpectralOperands
 
-#: A query costs about as much as so many values in a state: an estimate, not yet measured on a free machine.
+#: A query costs about as much as so many values in a state, and the features of a state as much as so many more. At 16
+#: and 64 values this way was faster up to 1 and 2 queries with prf, up to 2 and 4 with rks (docs/efficiency.md).
 VALUES_PER_QUERY = {"prf": 24, "rks": 16}
+VALUES_FOR_FEATURES = {"prf": 0, "rks": 16}
 
 
 def serves(operands: SpectralOperands) -> bool:
@@ -35,7 +37,8 @@ def serves(operands: SpectralOperands) -> bool:
     if per_query is None or operands.causal or operands.q.shape[2] == 0:
         return False
     num_sums = operands.q.shape[2] + operands.kernel.simplex
-    return operands.q.shape[2] == 1 or num_sums * per_query <= operands.v.shape[-1]
+    values = operands.v.shape[-1] + VALUES_FOR_FEATURES[operands.feature_map.name]
+    return operands.q.shape[2] == 1 or num_sums * per_query <= values
 
 
 @dataclass
