@@ -60,10 +60,8 @@ def draw_speed(report: dict[str, Any], *targets: Path) -> None:
         axes.grid(alpha=0.3)
     figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     where = report["environment"].get("device", report["environment"]["machine"])
-    figure.suptitle(
-        f"Training the models of preset {report['options'].get('preset', 'paper')}: {where}, {report['environment']['date']}",
-        fontsize=10,
-    )
+    preset, date = report["options"].get("preset", "paper"), report["environment"]["date"]
+    figure.suptitle(f"Training the models of preset {preset}: {where}, {date}", fontsize=10)
     save(figure, *targets)
 
 
@@ -78,7 +76,7 @@ def draw_length(report: dict[str, Any], *targets: Path) -> None:
     axes.set_ylabel("peak memory of a step, MiB above model and optimiser")
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     date = report["environment"]["date"]
-    figure.suptitle(f"Memory against length: the paper's Text model, one sequence, {date}", fontsize=10)
+    figure.suptitle(f"Memory against length: the Text model, one sequence, {date}", fontsize=10)
     save(figure, *targets)
 
 
