@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test run lint docs install clean
+.PHONY: test run lint docs evidence figures install clean
 
 install: .venv/installed
 
@@ -31,9 +31,17 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The figures of README and concept pages, from numbers that are in the repository.
+figures: install
+	$(BIN)/python docs/draw.py
+
 # The docs as a site in site/; a link or a name that leads nowhere is an error.
 docs: install .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Tables of the docs, made again of their data.
+evidence: install
+	$(BIN)/python -m klformer.analysis.evidence.pages docs
 
 .venv/docs-installed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

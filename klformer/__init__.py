@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from klformer.tasks import Task, register_task
     from klformer.training.objective import Objective
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AttentionMechanism",

@@ -48,6 +48,21 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
 
     That is spectral distributions, and the hashes of reformer. With equally seeded generators, equal models draw equal
     noise: this is how the ranks of a distributed run stay together.
+
+    Args:
+        module: A model, a layer or an attention; what has no noise, or keeps its draw (`redraw=False`), is left alone.
+        generator: On the CPU; torch's own if None.
+
+    Raises:
+        AttributeError: it is no module.
+
+    Examples:
+        >>> import torch, klformer
+        >>> attention = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=8)
+        >>> before = attention.kernel.spectrum.frequencies()
+        >>> klformer.resample(attention, torch.Generator().manual_seed(1))
+        >>> torch.equal(before, attention.kernel.spectrum.frequencies())
+        False
     """
     for child in module.modules():
         if isinstance(child, Resampled) and child.redraw:
@@ -58,6 +73,23 @@ def without_noise(weights: Mapping[str, Tensor], module: nn.Module) -> dict[str,
     """The weights but for the noise, for a module that keeps its own draw: of another size, or for a new one.
 
     Load them with `strict=False`.
+
+    Args:
+        weights: A state dict.
+        module: A module of the kind that the weights are of; it says what is noise.
+
+    Returns:
+        The state dict without its noise.
+
+    Raises:
+        AttributeError: it is no module, or the weights are no mapping.
+
+    Examples:
+        >>> import klformer
+        >>> small = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=8)
+        >>> large = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=64)
+        >>> large.load_state_dict(klformer.without_noise(small.state_dict(), small), strict=False)
+        _IncompatibleKeys(missing_keys=['kernel.spectrum.noise'], unexpected_keys=[])
     """
     noise = {
         f"{prefix}.{name}".lstrip(".")

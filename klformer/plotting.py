@@ -1,10 +1,11 @@
-"""How figures look: colours that everyone can tell apart, and one way to write a file."""
+"""How figures look: one style, colours that everyone can tell apart, and one way to write a file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from cycler import cycler
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -13,12 +14,33 @@ from matplotlib.figure import Figure
 
 from klformer.files import replacing
 
-mpl.rcParams["svg.fonttype"] = "none"  # letters stay letters, to be searched and copied
-
 #: Okabe and Ito's colours, which people with any kind of colour vision can tell apart, and line styles for more.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":")
 MARKERS = ("o", "s", "^", "D", "v", "x", "+")
+#: The same thing has the same colour in all figures.
+LEARNED, FIXED, FROZEN, TRUTH = COLOURS[0], COLOURS[1], COLOURS[4], COLOURS[6]
+#: Inches of a figure as wide as a page, and of half of it; letters of 10 points can be read at half of that size.
+WIDE, NARROW = 8.0, 5.0
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # letters stay letters, to be searched and copied
+    "font.size": 11,
+    "axes.titlesize": 11.5,
+    "axes.labelsize": 11,
+    "legend.fontsize": 10,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "image.cmap": "cividis",
+}
+# For whatever is drawn after this import; the report's figures add to it (report/drawing.py).
+mpl.rcParams.update(STYLE)
 
 
 def line_style(number: int) -> dict[str, Any]:

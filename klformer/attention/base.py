@@ -27,6 +27,14 @@ class AttentionSizes:
         head_dim: Size D of queries and keys.
         value_dim: Size E of values; D if None.
         max_len: Longest sequence that will be seen; only some attentions need it.
+
+    Raises:
+        ArgumentError: a size is not a whole number of at least 1.
+
+    Examples:
+        >>> import klformer
+        >>> klformer.AttentionSizes(num_heads=4, head_dim=16, max_len=1000)
+        AttentionSizes(num_heads=4, head_dim=16, value_dim=None, max_len=1000)
     """
 
     num_heads: int
@@ -74,6 +82,30 @@ class AttentionMechanism(nn.Module, ABC):
 
     Args:
         sizes: `forward` refuses sequences longer than its max_len, if there is one.
+
+    Raises:
+        ArgumentError: the mechanism needs a max_len, and there is none.
+
+    Examples:
+        The mean of all keys up to the query, as an attention of its own:
+
+        >>> import torch, klformer
+        >>> class Average(klformer.AttentionMechanism):
+        ...     supports_decoding = False
+        ...     uses_queries = uses_keys = False
+        ...
+        ...     def attend(self, q, k, v, *, key_mask, causal):
+        ...         seen = torch.ones(q.shape[2], k.shape[2])
+        ...         seen = (seen.tril() if causal else seen).expand(len(q), 1, -1, -1)
+        ...         if key_mask is not None:
+        ...             seen = seen * key_mask[:, None, None]
+        ...             v = v.masked_fill(~key_mask[:, None, :, None], 0)
+        ...         return seen @ v / seen.sum(-1, keepdim=True).clamp(min=1)
+        >>> klformer.register_attention("average", Average, "the mean of all values")
+        >>> attention = klformer.build_attention("average", num_heads=2, head_dim=8)
+        >>> q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+        >>> attention(q, k, v, causal=True).shape
+        torch.Size([1, 2, 5, 8])
     """
 
     #: Query i can be kept from seeing keys after i.
@@ -262,8 +294,20 @@ ATTENTIONS: Registry[AttentionEntry] = Registry("attention")
 def register_attention(name: str, mechanism: type[AttentionMechanism], summary: str) -> None:
     """Give a mechanism a name. Its options are the keywords of its constructor, with their defaults.
 
+    Args:
+        name: On the command line, and for `build_attention`.
+        mechanism: A subclass of `AttentionMechanism`; its docstring has an example.
+        summary: What `klformer list` says of it.
+
     Raises:
         ArgumentError: the name is taken, or an option has no default.
+
+    Examples:
+        >>> import klformer
+        >>> softmax = type(klformer.build_attention("softmax", num_heads=1, head_dim=4))
+        >>> klformer.register_attention("also-softmax", softmax, "the same by another name")
+        >>> "also-softmax" in klformer.attention_names()
+        True
     """
     options = keyword_options(mechanism)
     ATTENTIONS.add(name, AttentionEntry(mechanism, mechanism, options, summary))
@@ -285,21 +329,48 @@ def keyword_options(kind: type, *, but: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def attention_names() -> list[str]:
-    """The names that `build_attention` knows."""
+    """The names that `build_attention` knows.
+
+    Examples:
+        >>> import klformer
+        >>> klformer.attention_names()[:3]
+        ['gmm-rks', 'fastfood-rks', 'generative-rks']
+    """
     return list(ATTENTIONS)
 
 
 def attention_options(name: str) -> dict[str, Any]:
-    """The options of an attention with their defaults, besides num_heads, head_dim, value_dim and max_len."""
+    """The options of an attention with their defaults, besides num_heads, head_dim, value_dim and max_len.
+
+    Args:
+        name: One of `attention_names()`.
+
+    Raises:
+        ArgumentError: for an unknown name.
+
+    Examples:
+        >>> import klformer
+        >>> klformer.attention_options("linformer")["rank"]
+        16
+    """
     return dict(ATTENTIONS[name].options)
 
 
 def attention_capabilities(name: str, **options: Any) -> Capabilities:
     """What an attention can do with these options, without building one.
 
+    Args:
+        name: One of `attention_names()`.
+        options: What `attention_options(name)` lists.
+
     Raises:
         ArgumentError: for an unknown name.
         ArgumentTypeError: for an option that the attention does not have.
+
+    Examples:
+        >>> import klformer
+        >>> klformer.attention_capabilities("linformer").causal
+        False
     """
     entry = ATTENTIONS[name]
     _check_options(name, options)
@@ -329,7 +400,7 @@ def build_attention(
         ArgumentError: for an unknown name or a value that is not allowed.
         ArgumentTypeError: for an option that the attention does not have.
 
-    Example:
+    Examples:
         >>> import klformer
         >>> attention = klformer.build_attention("gmm-rks", num_heads=4, head_dim=16, num_frequencies=64)
     """

@@ -123,9 +123,20 @@ def register_spectrum(name: str, spectrum: type[SpectralDistribution]) -> None:
     """Give a learnable distribution a name. Its attentions are called `name-rks` and `name-prf`, and their options are
     the keywords of its constructor besides num_heads and head_dim.
 
+    Args:
+        name: Of the distribution.
+        spectrum: A subclass of `SpectralDistribution`; its docstring has an example.
+
     Raises:
         ArgumentError: a name is taken, or an option has no default.
         ArgumentTypeError: it is not a distribution.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.kernels import GaussianSpectrum
+        >>> klformer.register_spectrum("bell", GaussianSpectrum)
+        >>> [name for name in klformer.attention_names() if "bell" in name]
+        ['bell-rks', 'bell-prf']
     """
     if not (isinstance(spectrum, type) and issubclass(spectrum, SpectralDistribution)):
         raise ArgumentTypeError(f"spectrum must be a subclass of SpectralDistribution, got {spectrum!r}")

@@ -37,6 +37,16 @@ class MultiheadAttention(nn.Module):
         causal: The layer will be used causally: refuse an attention that can't be.
         rotary: Rotate queries and keys by their position, see `ops.rotary`. For self-attention: a memory must be the
             sequence that begins with x. If D is odd, the last channel is left alone.
+
+    Raises:
+        ArgumentError: sizes do not fit, or the attention can't do what is asked for.
+
+    Examples:
+        >>> import torch, klformer
+        >>> layer = klformer.MultiheadAttention(model_dim=32, num_heads=4, attention="gmm-rks:num_frequencies=16")
+        >>> x = torch.randn(2, 100, 32)
+        >>> layer(x, key_mask=torch.ones(2, 100, dtype=torch.bool)).shape
+        torch.Size([2, 100, 32])
     """
 
     def __init__(

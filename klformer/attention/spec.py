@@ -17,7 +17,20 @@ OptionValue = bool | int | float | str | None | tuple[int, ...]
 
 
 class AttentionSpec(Config):
-    """An attention and its options; those that are not given have their defaults."""
+    """An attention and its options; those that are not given have their defaults.
+
+    Raises:
+        ArgumentError: there is no such attention or option.
+
+    Examples:
+        >>> import klformer
+        >>> spec = klformer.AttentionSpec.parse("gmm-prf:frozen=true,num_frequencies=64")
+        >>> spec.name, spec.options
+        ('gmm-prf', {'frozen': True, 'num_frequencies': 64})
+        >>> spec.label()
+        'gmm-prf:frozen=true,num_frequencies=64'
+        >>> attention = spec.build(num_heads=2, head_dim=8)
+    """
 
     name: str
     """Name of the attention; see `attention_names()`."""

@@ -173,7 +173,9 @@ def _our_encoder(contender: Contender, sizes: PeerSizes) -> TransformerEncoder:
 
 
 def _options(name: str, sizes: PeerSizes) -> dict[str, Any]:
-    return {"num_frequencies": sizes.num_frequencies} if "num_frequencies" in attention_options(name) else {}
+    # The smoothing is the authors': with it no query is raised, for which plainly written formulas have nothing.
+    wanted = {"num_frequencies": sizes.num_frequencies, "smoothing": 1.0}
+    return {key: value for key, value in wanted.items() if key in attention_options(name)}
 
 
 def _frequencies(attention: nn.Module) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import tyro
 
 from klformer.checks import suggestion, unknown
-from klformer.config import Config
+from klformer.config import Config, NotAllowedError, describe_problems, reading_flags
 from klformer.errors import ArgumentError
 
 Options = TypeVar("Options")
@@ -42,15 +42,25 @@ def read_options(
         default: What is taken where nothing is given; that of the fields, if None.
 
     Raises:
-        ArgumentError: there is no such option; the message has the nearest one.
+        ArgumentError: there is no such option, and the message has the nearest one; or a value is not allowed.
     """
     given: dict[str, Any] = {} if default is None else {"default": default}
-    found, unread = tyro.cli(options, args=arguments, prog=prog, return_unknown_args=True, **given)
+    try:
+        with reading_flags():
+            found, unread = tyro.cli(options, args=arguments, prog=prog, return_unknown_args=True, **given)
+    except NotAllowedError as error:
+        raise ArgumentError(describe_problems(error.problems, _section_of(error.config, default))) from None
     if unread:
         strange = next((part for part in unread if part.startswith("--")), unread[0]).partition("=")[0]
         hint = suggestion(strange, _flags(found)) or ";"
         raise ArgumentError(f"there is no option {strange!r}{hint} {prog} --help shows all of them")
     return found
+
+
+def _section_of(config: type[Config], options: Any) -> str | None:
+    """The section of options that is made of this kind of configuration."""
+    named = ((field.name, getattr(options, field.name)) for field in fields(options)) if options is not None else ()
+    return next((name for name, value in named if isinstance(value, config)), None)
 
 
 def _flags(options: Any, section: str = "--") -> Iterator[str]:

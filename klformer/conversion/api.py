@@ -31,7 +31,18 @@ KERNEL_RATE_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted model and what it kept."""
+    """A converted model and what it kept, as `convert` returns it.
+
+    Examples:
+        >>> import torch, klformer
+        >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, num_heads=2, attention="softmax")
+        >>> teacher = klformer.TransformerEncoder(config)
+        >>> batches = [{"x": torch.randn(2, 12, 16)} for _ in range(10)]
+        >>> conversion = klformer.convert(teacher, batches, options={"num_frequencies": 8}, steps=2)
+        >>> sorted(conversion.certificate.linear)
+        ['cosine_first', 'cosine_mean', 'distance']
+        >>> conversion.save("linear")
+    """
 
     model: nn.Module
     certificate: Certificate
@@ -101,8 +112,18 @@ def convert(
         ConversionError: the model can't be converted; nothing was done then.
         ArgumentError: an argument is not allowed.
 
-    Example:
-        >>> import klformer, transformers
+    Examples:
+        >>> import torch, klformer
+        >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, num_heads=2, attention="softmax")
+        >>> teacher = klformer.TransformerEncoder(config)
+        >>> batches = [{"x": torch.randn(2, 12, 16)} for _ in range(10)]
+        >>> conversion = klformer.convert(teacher, batches, options={"num_frequencies": 8}, steps=2)
+        >>> conversion.certificate.layers[0].attention
+        'atoms-prf:num_frequencies=8'
+
+        With a model of transformers:
+
+        >>> import transformers  # doctest: +SKIP
         >>> model = transformers.AutoModelForMaskedLM.from_pretrained("bert-base-uncased")  # doctest: +SKIP
         >>> conversion = klformer.convert(model, batches)  # doctest: +SKIP
         >>> conversion.save("bert-linear")  # doctest: +SKIP

@@ -15,7 +15,14 @@ from klformer.models.pooling import masked_mean
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """Relative squared errors of the heads of a layer's attention, each with softmax below it."""
+    """Relative squared errors of the heads of a layer's attention, each with softmax below it.
+
+    Examples:
+        >>> from klformer.conversion.certify import LayerErrors
+        >>> errors = LayerErrors(0, "layers.0", "atoms-prf", 64, start=(0.4, 0.6), fitted=(0.1, 0.3))
+        >>> errors.mean()
+        0.2
+    """
 
     layer: int
     name: str
@@ -27,12 +34,23 @@ class LayerErrors:
     stays_softmax: bool = False
 
     def mean(self) -> float:
+        """Over the heads, after fitting."""
         return sum(self.fitted) / len(self.fitted)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Figures of a conversion, on held-out batches."""
+    """Figures of a conversion, on held-out batches.
+
+    Examples:
+        >>> from klformer.conversion.certify import Certificate
+        >>> certificate = Certificate(
+        ...     model="BertForMaskedLM", layers=(), teacher={"accuracy": 0.94}, linear={"accuracy": 0.93}, hybrid=None,
+        ...     num_held_out=8, seconds={"fit": 60.0}, processor_seconds=60.0,
+        ... )
+        >>> print(certificate.table().splitlines()[1])
+        accuracy                 0.9400               0.9300
+    """
 
     model: str
     layers: tuple[LayerErrors, ...]

@@ -51,6 +51,16 @@ def load_converted(folder: str | Path, *, into: nn.Module | None = None) -> nn.M
 
     Raises:
         FileError: the folder does not hold a converted model, or not all of it.
+
+    Examples:
+        >>> import torch, klformer
+        >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, num_heads=2, attention="softmax")
+        >>> teacher = klformer.TransformerEncoder(config)
+        >>> batches = [{"x": torch.randn(2, 12, 16)} for _ in range(10)]
+        >>> klformer.convert(teacher, batches, options={"num_frequencies": 8}, steps=2).save("linear")
+        >>> model = klformer.load_converted("linear", into=klformer.TransformerEncoder(config))
+        >>> model(torch.randn(2, 50, 16)).shape
+        torch.Size([2, 50, 16])
     """
     folder = Path(folder)
     if not folder.is_dir():

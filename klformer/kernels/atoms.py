@@ -21,12 +21,23 @@ class AtomSpectrum(SpectralDistribution):
     """R learned frequencies with learned weights a head.
 
     Args:
+        num_heads: Heads H.
+        head_dim: Size D of a frequency.
+        num_frequencies: Frequencies R.
         start: "orthogonal" starts from rows that are orthogonal in blocks of D, "pairs" from such rows and their
             negatives, which is the default of positive features; Fourier features can't tell the two of a pair apart,
             and never would. The norm is 1 / lengthscale for queries and keys as they come (without the factor
             D^(-1/4)). Short frequencies learn at the usual rates; with rows of norm sqrt(D) training diverges. The
             name of another distribution starts from a draw of it.
         lengthscale: Divides the frequencies at the start.
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.kernels import AtomSpectrum
+        >>> AtomSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
+        torch.Size([2, 32, 8])
     """
 
     defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"envelope": "simplex", "start": PAIRS}}

@@ -27,6 +27,9 @@ class FastFoodSpectrum(SpectralDistribution):
     """FastFood, FastFood-S and FastFood-SGB of the paper, one set of diagonals a head.
 
     Args:
+        num_heads: Heads H.
+        head_dim: Size D of a frequency.
+        num_frequencies: Frequencies R.
         learn: "sgb" learns all three diagonals (the paper's main model), "s" only S, "none" nothing. What is not
             learned is noise and redrawn by `resample`; the permutation always is.
         init: "structured" draws the diagonals as above: the kernel starts as a Gaussian of the given lengthscale.
@@ -37,6 +40,14 @@ class FastFoodSpectrum(SpectralDistribution):
             about 1, like the logits of softmax. With positive features it is the Gaussian kernel at 1 only.
         coupling: "iid", or "antithetic": frequencies in pairs omega and -omega. (Blocks are independent of each other,
             rows of a block nearly; they can't be orthogonal and stay Gaussian.)
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.kernels import FastFoodSpectrum
+        >>> FastFoodSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
+        torch.Size([2, 32, 8])
     """
 
     scaling: Tensor

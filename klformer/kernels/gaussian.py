@@ -15,8 +15,19 @@ class GaussianSpectrum(SpectralDistribution):
     """omega ~ N(0, I / lengthscale^2), shared by all heads.
 
     Args:
+        num_heads: Heads H.
+        head_dim: Size D of a frequency.
+        num_frequencies: Frequencies R.
         coupling: How the frequencies of a draw depend on each other; see `kernels/coupling.py`.
         lengthscale: Width of the kernel.
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.kernels import GaussianSpectrum
+        >>> GaussianSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
+        torch.Size([1, 32, 8])
     """
 
     omega: Tensor

@@ -25,10 +25,20 @@ class GenerativeSpectrum(SpectralDistribution):
     activation checkpointing, pairs of sequences) and when the kernel should be frozen.
 
     Args:
+        num_heads: Heads H.
+        head_dim: Size D of a frequency.
         num_frequencies: R; at least 2, for the batch norm.
         noise_dim: Size of n_m; the head size if None.
         hidden_dims: Widths of the hidden layers; four of the head size if None, as in the paper.
         coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`.
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.kernels import GenerativeSpectrum
+        >>> GenerativeSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
+        torch.Size([1, 32, 8])
     """
 
     noise: Tensor

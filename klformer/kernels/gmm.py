@@ -24,6 +24,8 @@ class GaussianMixtureSpectrum(SpectralDistribution):
     """C Gaussians a head with learned means and scales; the noise is shared by heads and components, as in the paper.
 
     Args:
+        num_heads: Heads H.
+        head_dim: Size D of a frequency.
         num_frequencies: R = C M for the paper's M noise vectors; a multiple of C.
         num_components: C.
         covariance: "full" learns S_c as a matrix, "diagonal" as exp(s_c / 2) on the diagonal. The paper uses a full
@@ -37,6 +39,14 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         weights: "equal" gives every component 1/C, as the paper does; "learned" learns them, a head its own. For
             components that are not tied: those at +mu and -mu are one and the same to a kernel of cosines.
         coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`.
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.kernels import GaussianMixtureSpectrum
+        >>> GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_frequencies=32).frequencies().shape
+        torch.Size([2, 32, 8])
     """
 
     defaults_by_map: ClassVar[dict[str, dict[str, Any]]] = {"prf": {"covariance": "diagonal"}}

@@ -31,13 +31,24 @@ class Kernel(nn.Module):
             noise. "simplex" makes the features of every key sum to a constant, whatever the frequencies are.
         norm_coefficient: c of the Gaussian envelope: 1 in the paper, 1/2 for the softmax kernel.
         smoothing: Constant added to the kernel (its value at distance 0 is 1), "rks" only. Estimates of an RKS kernel
-            can be negative, and so can their sum, by which attention divides; from 1 on they can't (the cosines are
-            >= -1).
+            can be negative, and so can their sum, by which attention divides; where their mean is below half of the
+            smoothing, a query gets as much more as it needs (`ops/spectral_product/operands.py`).
         learn_smoothing: Learn the smoothing, a head its own, from that value on; it stays positive.
         learn_temperature: Learn a factor of queries and keys, a head its own, from 1 on. Trained projections can do
             that themselves; where they are fixed, it counts.
         redraw: Whether `klformer.resample` draws new noise; otherwise the first draw is kept for good.
         frozen: Learn nothing; only the noise changes.
+
+    Raises:
+        ArgumentError: options that do not go together, such as a smoothing of "prf".
+
+    Examples:
+        >>> import torch
+        >>> from klformer.kernels import GaussianMixtureSpectrum, Kernel
+        >>> spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_frequencies=32)
+        >>> kernel = Kernel("rks", spectrum, smoothing=0.1)
+        >>> kernel.estimate(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)).shape
+        torch.Size([1, 2, 5, 7])
     """
 
     def __init__(

@@ -29,6 +29,29 @@ class SpectralDistribution(Resampled):
         num_heads: Heads H.
         head_dim: Size D of a frequency.
         num_frequencies: Frequencies R in a sample, all components together.
+
+    Raises:
+        ArgumentError: a size is not a whole number of at least 1.
+
+    Examples:
+        Frequencies that are uniform in a box, whose sides are learned:
+
+        >>> import torch, klformer
+        >>> class Box(klformer.SpectralDistribution):
+        ...     def __init__(self, *, num_heads, head_dim, num_frequencies=16):
+        ...         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
+        ...         self.sides = torch.nn.Parameter(torch.ones(num_heads, 1, head_dim))
+        ...         self.register_buffer("noise", torch.empty(num_frequencies, head_dim))
+        ...         self.resample()
+        ...
+        ...     @torch.no_grad()
+        ...     def resample(self, generator=None):
+        ...         self.noise.copy_(2 * torch.rand(self.noise.shape, generator=generator) - 1)
+        ...
+        ...     def frequencies(self):
+        ...         return self.noise * self.sides
+        >>> klformer.register_spectrum("box", Box)
+        >>> attention = klformer.build_attention("box-prf", num_heads=2, head_dim=8)
     """
 
     #: Defaults of options that depend on the feature map: {"prf": {"option": value}}.

@@ -38,6 +38,17 @@ class EncoderConfig(StackConfig):
     """An encoder or a decoder.
 
     The attention may be given as text, like "gmm-rks:num_frequencies=64", or as a list of texts, one for each layer.
+
+    Raises:
+        ValueError: a size is not allowed, or there are not as many attentions as layers.
+
+    Examples:
+        >>> import klformer
+        >>> config = klformer.EncoderConfig(num_layers=2, attention=["softmax", "gmm-prf:num_frequencies=64"])
+        >>> [spec.name for spec in config.attention_of_layers()]
+        ['softmax', 'gmm-prf']
+        >>> klformer.EncoderConfig.model_validate_json(config.model_dump_json()) == config
+        True
     """
 
     head_dim: int | None = Field(None, ge=1)

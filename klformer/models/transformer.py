@@ -157,6 +157,13 @@ class TransformerEncoder(_Stack):
 
     Raises:
         ValueError: if an attention can't be built with these sizes, or has no causal form where it should.
+
+    Examples:
+        >>> import torch, klformer
+        >>> config = klformer.EncoderConfig(model_dim=32, num_layers=2, num_heads=4, attention="gmm-prf")
+        >>> encoder = klformer.TransformerEncoder(config)
+        >>> encoder(torch.randn(2, 100, 32), key_mask=torch.ones(2, 100, dtype=torch.bool)).shape
+        torch.Size([2, 100, 32])
     """
 
     def __init__(self, config: EncoderConfig, *, causal: bool = False) -> None:
@@ -185,6 +192,16 @@ class TransformerDecoder(_Stack):
 
     Raises:
         ValueError: if the attention has no causal form, or can't attend to another sequence where it should.
+
+    Examples:
+        >>> import torch, klformer
+        >>> config = klformer.EncoderConfig(model_dim=32, num_layers=2, num_heads=4, attention="gmm-rks")
+        >>> decoder = klformer.TransformerDecoder(config).eval()
+        >>> state = decoder.prepare_decoding(batch_size=1)
+        >>> for token in torch.randn(5, 1, 1, 32):
+        ...     out, state = decoder.step(token, state)
+        >>> out.shape
+        torch.Size([1, 1, 32])
     """
 
     def __init__(self, config: EncoderConfig, *, cross_attention: bool = False) -> None:

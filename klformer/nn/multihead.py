@@ -28,11 +28,20 @@ class MultiheadAttention(nn.Module):
         num_heads: Heads.
         dropout: Of attention weights, which a linear attention never has: must be 0.
         bias: Whether the projections have a bias.
+        add_bias_kv: Must be False.
+        add_zero_attn: Must be False.
+        kdim: Must be None or embed_dim.
+        vdim: Must be None or embed_dim.
         batch_first: Whether tensors are (batch, length, size) and not torch's usual (length, batch, size).
+        device: Where the parameters are.
+        dtype: Of the parameters.
         attention: The attention and its options, like "gmm-rks:num_frequencies=64"; see `klformer.attention_names()`.
         max_len: Longest sequence; only some attentions need it.
 
-    Example:
+    Raises:
+        ArgumentError: something is asked for that a linear attention does not have.
+
+    Examples:
         >>> import torch, klformer.nn
         >>> mha = klformer.nn.MultiheadAttention(32, 4, batch_first=True, attention="gmm-prf")
         >>> x = torch.randn(2, 100, 32)

@@ -1,5 +1,7 @@
-"""`klformer curves`: the metric of several runs on the validation set against steps, as a figure."""
+"""`klformer curves`: the metric of runs on the validation set against steps; seeds are one line and a band."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 
 from klformer.errors import ArgumentError, RunError, UserError
 from klformer.plotting import line_style, save
+from klformer.report.figures import draw_mean, frozen_style
 from klformer.report.run import Run, read_run
 from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
@@ -16,7 +19,10 @@ from klformer.runs.folder import RunFolder
 def draw_curves(
     folders: Sequence[Path], target: Path, *, title: str | None = None, say: Callable[[str], None] = print
 ) -> None:
-    """Write a figure with one line a run; the format is that of the target's ending.
+    """Write a figure; the format is that of the target's ending.
+
+    Runs that differ in nothing but their seed are one line, their mean, in a band from the lowest to the highest. A
+    frozen kernel has the colour of the learned one, and is dashed.
 
     Args:
         folders: Runs, or folders of runs.
@@ -36,14 +42,13 @@ def draw_curves(
     runs = _evaluated_runs(folders, say, damaged)
     label = _common_label(runs)
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for number, run in enumerate(runs):
-        axes.plot(
-            *zip(*run.curve, strict=True),
-            marker="o",
-            markersize=3,
-            label=run.attention + (f", seed {run.seed}" if run.seed else ""),
-            **line_style(number),
-        )
+    lines = _lines(runs)
+    colours = list(dict.fromkeys(_without_frozen(name) for name, _ in lines))
+    for name, group in lines:
+        style = line_style(colours.index(_without_frozen(name))) | {"marker": "o"} | frozen_style(name)
+        seed = group[0].seed
+        seeds = f", {len(group)} seeds" if len(group) > 1 else f", seed {seed}" if seed else ""
+        draw_mean(axes, [dict(run.curve) for run in group], name + seeds, style)
     axes.set_xlabel("training step")
     axes.set_ylabel(f"validation {label}")
     axes.grid(alpha=0.3)
@@ -81,6 +86,24 @@ def _evaluated_runs(folders: Sequence[Path], say: Callable[[str], None], damaged
     for note in left_out:
         say(f"note: {note}; left out")
     return runs
+
+
+def _lines(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """The runs of each line, and its name: the attention, and the first run where there are other differences."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in run.config.items() if key != "seed"}
+        groups.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    names = Counter(group[0].attention for group in groups.values())
+    return [
+        (group[0].attention + (f" ({group[0].title})" if names[group[0].attention] > 1 else ""), group)
+        for group in groups.values()
+    ]
+
+
+def _without_frozen(name: str) -> str:
+    """What a frozen kernel and its learned self have in common."""
+    return name.replace(",frozen=true", "").replace("frozen=true,", "").replace(":frozen=true", "")
 
 
 def _common_label(runs: Sequence[Run]) -> str:

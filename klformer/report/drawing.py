@@ -37,6 +37,11 @@ MAX_NAME = 60
 LOOK: dict[Any, Any] = {
     "font.size": 9.2,
     "legend.fontsize": 8.8,
+    "axes.labelsize": "medium",
+    "axes.titlesize": "large",
+    "xtick.labelsize": "medium",
+    "ytick.labelsize": "medium",
+    "lines.linewidth": 1.5,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.facecolor": "none",

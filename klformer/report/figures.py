@@ -67,7 +67,7 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
     with look(f"curves-{setting.letter}"):
         figure, axes = canvas(list(curves))
         for attention, found in curves.items():
-            _draw_mean(axes, found, visible(attention), artist.style(attention) | _frozen_style(attention))
+            draw_mean(axes, found, visible(attention), artist.style(attention) | frozen_style(attention))
         if setting.chance is not None:
             axes.axhline(setting.chance, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), label="guessing")
         axes.set_xlabel("training step")
@@ -83,7 +83,7 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         return artist.finish(figure, f"curves-{setting.letter}", "Learning curves", caption)
 
 
-def _draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
+def draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
     """One line for the runs of an attention, as far as all of them have come."""
     steps = sorted(set.intersection(*map(set, curves)) or set(curves[0]))
     values = [[curve[step] for curve in curves if step in curve] for step in steps]
@@ -94,7 +94,7 @@ def _draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, st
         )
 
 
-def _frozen_style(attention: str) -> dict[str, Any]:
+def frozen_style(attention: str) -> dict[str, Any]:
     """Frozen kernels are dashed and above the others: what lies under them is still seen."""
     return {"linestyle": (0, (4, 3)), "zorder": 3} if "frozen=true" in attention else {}
 

@@ -20,6 +20,7 @@ from klformer.errors import ArgumentError
 from klformer.report import paper_numbers
 from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table, variance_table
 from klformer.report.collect import Collection
+from klformer.report.confusion import confusion_table
 from klformer.report.drawing import Artist, Drawing, is_drawn_here
 from klformer.report.efficiency import make_efficiency
 from klformer.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
@@ -67,11 +68,12 @@ class Glance:
 
 @dataclass(frozen=True)
 class SettingView:
-    """A setting with its table and figures."""
+    """A setting with its table and figures, and the classes that its best attention mixes up."""
 
     setting: Setting
     table: Table
     drawings: tuple[Drawing, ...]
+    confusion: Table | None
 
 
 def write_report(collection: Collection, target: Path, *, title: str) -> list[Path]:
@@ -126,7 +128,10 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
     """The page as text, and the figures in it, which are written to `folder`."""
     settings = make_settings(collection.runs)
     artist = Artist(folder, _attentions(collection))
-    views = [SettingView(setting, setting_table(setting), _drawings(artist, setting)) for setting in settings]
+    views = [
+        SettingView(setting, setting_table(setting), _drawings(artist, setting), confusion_table(setting))
+        for setting in settings
+    ]
     title_of_average = "Average over ListOps, Text and Retrieval"
     average = draw_bubbles(artist, "bubbles-average", title_of_average, *_average_bubbles(settings), ACCURACY)
     memory = draw_memory_by_task(artist, settings)

@@ -53,6 +53,8 @@ class Result:
     #: steps, best_step, parameters, train_seconds, peak_memory_bytes and whatever else is a number.
     numbers: Mapping[str, float]
     environment: Mapping[str, str]
+    #: How often a class (row) was taken for another (column) on the test set; empty if it was not written.
+    confusion: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def _read_result(content: Mapping[str, Any], path: Path) -> Result:
         protocol=str(content.get("protocol", "")),
         numbers=dict(_numbers(content)),
         environment={key: str(value) for key, value in environment.items()},
+        confusion=_confusion(content["test"]),
     )
 
 
@@ -163,6 +166,17 @@ def _score(content: Mapping[str, Any], split: str, path: Path) -> Score:
     if not isinstance(score, dict):
         raise RunError(f"{path} is damaged: it has no {split!r}")
     return Score(dict(_numbers(score)))
+
+
+def _confusion(score: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """A square of counts; empty if there is none, or something else."""
+    rows = score.get("confusion")
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
+        return ()
+    counts = [count for row in rows for count in row]
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
+        return ()
+    return tuple(tuple(row) for row in rows)
 
 
 def _mismatched(content: Mapping[str, Any]) -> dict[str, float]:

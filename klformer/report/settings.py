@@ -203,7 +203,9 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     """Sort the runs into settings, with a letter each, in the order of the page."""
     by_key: dict[tuple[TaskFacts, str, str], list[Run]] = {}
     for run in runs:
-        by_key.setdefault((run.task, run.preset, json.dumps(_essence(run), sort_keys=True)), []).append(run)
+        # Runs of one task may be older than the names of its classes.
+        task = run.task.model_copy(update={"classes": ()})
+        by_key.setdefault((task, run.preset, json.dumps(_essence(run), sort_keys=True)), []).append(run)
 
     def place(key: tuple[TaskFacts, str, str]) -> tuple[int, str, str, str, str, int, str]:
         task, preset, essence = key
@@ -219,7 +221,7 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
         settings.append(
             Setting(
                 letter=_letter(number),
-                task=key[0],
+                task=next((run.task for run in by_key[key] if run.task.classes), key[0]),
                 preset=key[1],
                 groups=_groups(by_key[key], key[0].metric),
                 difference=_difference(json.loads(key[2]), [json.loads(other[2]) for other in same_task]),

@@ -50,6 +50,8 @@ class TaskFacts(Config):
     """The selecting metric of somebody who guesses."""
     metric: Metric
     """The one that selects."""
+    classes: tuple[str, ...] = ()
+    """Their names, in the order of their numbers, where they have names."""
 
     @staticmethod
     def of(task: Task) -> "TaskFacts":
@@ -60,6 +62,7 @@ class TaskFacts(Config):
             label=task.label(),
             chance=task.guess(),
             metric=task.objective().selecting,
+            classes=task.class_names() or (),
         )
 
 

@@ -58,21 +58,30 @@ class InputChunk:
 class Task(ABC):
     """A task over sequences or pairs of them: the data, what is learned from it, and how it is trained.
 
-    The smallest one has the attributes without a value, one of `vocab_size` and `input_dim`, and `read`:
-
-        @klformer.tasks.register_task
-        class Parity(Task):
-            name, title, summary = "parity", "Parity", "is the number of ones odd"
-            num_classes, vocab_size, default_max_len = 2, 3, 16
-
-            def read(self, part):
-                size = {"train": 4000, "validation": 500, "test": 500}[part]
-                bits = np.random.default_rng((self.config.seed, size)).integers(1, 3, (size, self.max_len))
-                return Examples(Sequences.from_matrix(bits), (bits == 2).sum(1) % 2)
+    The smallest one has the attributes without a value, one of `vocab_size` and `input_dim`, and `read`.
 
     Args:
         config: Where the data is and how it is split; of the class that `data_config` names.
         quiet: Say nothing while generating.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> import numpy as np, klformer
+        >>> from klformer.data import Examples, Sequences
+        >>> @klformer.register_task
+        ... class Parity(klformer.Task):
+        ...     name, title, summary = "parity", "Parity", "is the number of ones odd"
+        ...     num_classes, vocab_size, default_max_len = 2, 3, 16
+        ...
+        ...     def read(self, part):
+        ...         size = {"train": 4000, "test": 500}[part]
+        ...         bits = np.random.default_rng((self.config.seed, size)).integers(1, 3, (size, self.max_len))
+        ...         return Examples(Sequences.from_matrix(bits), (bits == 2).sum(1) % 2)
+        >>> task = klformer.tasks.build_task("parity", klformer.tasks.DataConfig())
+        >>> len(task.load("train")), len(task.load("validation")), len(task.load("test"))
+        (3600, 400, 500)
     """
 
     #: On the command line.

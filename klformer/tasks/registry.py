@@ -17,9 +17,24 @@ SomeTask = TypeVar("SomeTask", bound=type[Task])
 def register_task(task: SomeTask) -> SomeTask:
     """Make a task known by its name; also as a decorator of the class.
 
+    Args:
+        task: A subclass of `Task`; its docstring has an example of a whole one.
+
+    Returns:
+        The task.
+
     Raises:
         ArgumentTypeError: it is no subclass of Task.
         ArgumentError: something is missing or wrong in it, or the name is taken.
+
+    Examples:
+        >>> import klformer
+        >>> class Nameless(klformer.Task):
+        ...     pass
+        >>> klformer.register_task(Nameless)
+        Traceback (most recent call last):
+        ...
+        klformer.errors.ArgumentError: the task Nameless is not complete: name must be a word; ...
     """
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ArgumentTypeError(f"a task must be a subclass of klformer.tasks.Task, got {task!r}")

@@ -154,7 +154,8 @@ def _read_delimited(path: Path, file: TextIO, wanted: _Columns, chosen: TableFor
     # Documents may be longer than the module's limit of 131,072 characters a field, which is global.
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        header = list(chosen.column_names) or next(reader, [])
+        # A line without anything in it is no row.
+        header = list(chosen.column_names) or next((row for row in reader if row), [])
         if not header:
             names = " and ".join(map(repr, wanted.names))
             raise DataError(f"is empty; a header with {names} must come first", file=path)
@@ -163,6 +164,8 @@ def _read_delimited(path: Path, file: TextIO, wanted: _Columns, chosen: TableFor
         end = reader.line_num
         for row in reader:
             start, end = end + 1, reader.line_num
+            if not row:
+                continue
             if len(row) != len(header):
                 given = "--data.column-names" if chosen.column_names else "the header"
                 raise DataError(

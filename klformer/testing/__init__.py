@@ -6,4 +6,12 @@ In a test file of your own, import your module, which registers your attentions,
     from klformer.testing.contracts import *
 
 pytest then runs every contract for every attention that is registered; `-k mine` runs those of yours.
+
+The small problems of the contracts are there as well:
+
+    >>> from klformer.testing.problems import build, operands
+    >>> attention = build("gmm-rks")
+    >>> q, k, v = operands()
+    >>> attention(q, k, v).shape[:3] == q.shape[:3]
+    True
 """

@@ -57,8 +57,7 @@ def small_options(name: str) -> dict[str, Any]:
     """Options of an attention for short sequences and few frequencies."""
     usual = klformer.attention_options(name)
     if "num_frequencies" in usual:
-        # So few cosines add up to nothing, or less, every now and then: smoothing 1 keeps denominators away from 0.
-        return {"num_frequencies": FREQUENCIES} | ({"smoothing": 1.0} if "smoothing" in usual else {})
+        return {"num_frequencies": FREQUENCIES}
     return SMALL_OPTIONS.get(name, {})
 
 

@@ -31,7 +31,19 @@ def model_outputs(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class Objective(ABC):
-    """A loss with its metrics."""
+    """A loss with its metrics: what a task's `objective()` returns.
+
+    A new one subclasses this; `klformer/training/objectives/` has those that are there.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import Regression
+        >>> objective = Regression()
+        >>> objective.selecting.name, objective.num_outputs
+        ('mse', 1)
+        >>> objective.measure(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))["mse"]
+        2.0
+    """
 
     #: All metrics; the first is the one that selects the best model.
     metrics: ClassVar[Sequence[Metric]]

@@ -39,7 +39,7 @@ def test_pairs_are_of_one_seed_and_one_way_of_drawing():
     assert (kept["learned"], kept["difference"], kept["standard_error"]) == (None, None, None)
     assert softmax["frozen"] is None
     table = markdown([redrawn, kept, softmax])
-    assert "| `gmm-rks` | redrawn | 4 | 20.00 +- 8.16 | 16.00 +- 8.00 | +4.00 +- 1.15 |" in table
+    assert "| `gmm-rks` | redrawn | 4 | 20.00 +- 8.16 | 16.00 +- 8.00 | **+4.00 +- 1.15** |" in table
 
 
 def test_evidence_of_runs(tmp_path, capsys):

@@ -40,7 +40,11 @@ def test_what_is_far_from_everything_suggests_nothing(text):
         (2, ["train", "--attention", "gmm-rks:nfreq=3"], "no option 'nfreq'; did you mean 'num_frequencies'? Options:"),
         (2, ["train", "--attention", "nope"], "unknown attention 'nope'. Known: gmm-rks"),
         (1, ["eval", "nope"], "there is no folder nope"),
-        (2, ["train", "--training.batch-size", "-1"], "batch_size: Input should be greater than or equal to"),
+        (
+            2,
+            ["train", "--training.batch-size", "-1"],
+            "--training.batch-size: Input should be greater than or equal to 1, got -1\n",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_our_words(home, capsys, code, arguments, message):

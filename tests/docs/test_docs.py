@@ -10,11 +10,14 @@ import pytest
 from klformer.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED_FILE = re.compile(r"`((?:klformer|tests|docs|examples)/[\w./*-]+)`")
+#: Commands inside of sentences and tables.
+INLINE = re.compile(r"`(klformer [^`]+)`")
 #: Where an argument stands for whatever the reader has.
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_]+$")
 
@@ -34,6 +37,15 @@ def commands_of(page):
             words = shlex.split(line, comments=True)
             if "--plugin" not in words:
                 yield words[1:]
+    for line in INLINE.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)):
+        words = line.split()
+        # In a sentence commands may be named without their arguments.
+        if (
+            not {"--plugin", "--help", "--version", "\\|", "|"} & set(words)
+            and "..." not in line
+            and (len(words) > 3 or "--" in line)
+        ):
+            yield words[1:]
 
 
 def anchor(heading):
@@ -67,4 +79,6 @@ def test_commands_are_read_by_the_command_line(page, monkeypatch, tmp_path):
         assert name in COMMANDS, f"{page.name}: klformer {name} is no command"
         if any(PLACEHOLDER.match(argument) for argument in arguments if argument not in ("DATA", "RUN", "RUNS")):
             continue
+        # There is no run to go on with here; what else is said must be read all the same.
+        arguments = [argument for argument in arguments if argument != "--resume"]
         import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")

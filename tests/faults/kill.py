@@ -3,9 +3,9 @@
     python tests/faults/kill.py --kills 200
 
 A round kills one command with SIGKILL at random moments, going on as a user would, and compares what it leaves with
-what it leaves undisturbed: training (weights, optimiser and result bit for bit, and no checkpoint lost), generation of
-data (the files), evaluation (its output, and the run untouched) and a report (the page is whole at every moment). Exits
-with 1 if anything differs.
+what it leaves undisturbed: training and pretraining (weights, optimiser and result bit for bit, and no checkpoint
+lost), generation of data (the files), evaluation (its output, and the run untouched) and a report (the page is whole at
+every moment). Exits with 1 if anything differs.
 """
 
 import argparse
@@ -64,27 +64,22 @@ def timed(do):
 class Training:
     """A run that goes on after every kill is the undisturbed one; what a checkpoint has reached is never lost."""
 
+    command = "train"
+    attention = "gmm-rks:num_frequencies=8"
+
     def __init__(self, folder):
-        self.folder, self.number = folder, 0
-        self.seconds = timed(
-            lambda: None if (folder / "straight").exists() else self._finish(self._command("straight"))
-        )
+        self.folder, self.number = folder / self.command, 0
+        self.folder.mkdir(exist_ok=True)
+        self.straight = self.folder / "straight"
+        self.seconds = timed(lambda: None if self.straight.exists() else self._finish(self._command("straight")))
+
+    def task(self):
+        """The task, its data and sizes."""
+        return ["--task", "sparsity", f"--data.root={self.folder / 'data'}", *TINY_FLAGS]
 
     def _command(self, name, *, resume=False):
-        if resume:
-            return ["train", "--out", self.folder, "--name", name, "--resume", "--quiet"]
-        data = [f"--data.root={self.folder / 'data'}"]
-        small = [
-            "--task",
-            "sparsity",
-            "--attention",
-            "gmm-rks:num_frequencies=8",
-            *data,
-            *TINY_FLAGS,
-            *STEPS,
-            "--quiet",
-        ]
-        return ["train", "--out", self.folder, "--name", name, *small]
+        where = [self.command, "--out", self.folder, "--name", name, "--quiet"]
+        return [*where, "--resume"] if resume else [*where, "--attention", self.attention, *self.task(), *STEPS]
 
     def _finish(self, command):
         code, out, _ = call(command)
@@ -104,13 +99,27 @@ class Training:
                 break
         if not (run / "result.json").exists():
             self._finish(self._command(name, resume=(run / "config.json").exists()))
-        assert_same_state(final_state(self.folder / "straight"), final_state(run))
+        assert_same_state(final_state(self.straight), final_state(run))
         results = [
             re.sub(r'"(name|train_seconds|tokens_per_second|peak_memory_bytes|date)": [^\n]*', "", text)
             for text in ((self.folder / one / "result.json").read_text() for one in ("straight", name))
         ]
         assert results[0] == results[1]
         shutil.rmtree(run)
+
+
+class Pretraining(Training):
+    """The same for masked language modelling, whose masks are drawn anew in every step."""
+
+    command = "pretrain"
+    attention = "fastfood-prf:num_frequencies=8"
+
+    def task(self):
+        text = self.folder / "book.txt"
+        text.write_text("the kernel of attention is learned from data\nand a text is a sequence of letters\n" * 40)
+        sizes = [flag for flag in TINY_FLAGS if flag.startswith("--model.") and "head-hidden" not in flag]
+        data = [f"--data.train={text}", "--data.max-len=24", "--data.tokens.kind=characters"]
+        return [*data, *sizes, "--training.batch-size=8", "--training.evaluation-draws=2"]
 
 
 def _newest(run):
@@ -151,7 +160,7 @@ class Evaluation:
     """An evaluation leaves the run as it is, and says the same afterwards."""
 
     def __init__(self, folder):
-        self.run = Training(folder).folder / "straight"
+        self.run = Training(folder).straight
         started = time.monotonic()
         self.said = call(["eval", self.run])[1]
         self.seconds = time.monotonic() - started
@@ -169,7 +178,7 @@ class Report:
     """A page is the one before or the one after, never a part of one; runs are left as they are."""
 
     def __init__(self, folder):
-        self.run, self.page = Training(folder).folder / "straight", folder / "page" / "report.html"
+        self.run, self.page = Training(folder).straight, folder / "page" / "report.html"
         started = time.monotonic()
         assert call(self._command())[0] == 0
         self.seconds = time.monotonic() - started
@@ -187,7 +196,13 @@ class Report:
         assert call(self._command())[0] == 0
 
 
-COMMANDS = {"training": Training, "generation": Generation, "evaluation": Evaluation, "report": Report}
+COMMANDS = {
+    "training": Training,
+    "pretraining": Pretraining,
+    "generation": Generation,
+    "evaluation": Evaluation,
+    "report": Report,
+}
 
 
 def main():

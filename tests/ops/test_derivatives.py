@@ -28,7 +28,7 @@ def problem(feature_map, *, length=LENGTH, batch=2, seed=0):
     if feature_map != "elu":
         operands |= {"omega": normal(2, 4, 3), "frequency_bias": normal(1, 4)}
     if feature_map == "rks":
-        operands |= {"pair_offset": normal(2, 3), "smoothing": 2 + normal(2).abs()}
+        operands |= {"pair_offset": normal(2, 3), "smoothing": 0.05 + 0.1 * normal(2).abs()}
     key_mask = torch.rand(batch, length, generator=generator) < 0.8
     key_mask[0, :3] = False
     key_mask[1] = False

@@ -80,8 +80,9 @@ def check_against_the_definition(operands, feature_map, *, backend, causal=False
 
 
 KINDS = [
-    pytest.param("rks", {"smoothing": 1.0}, id="rks"),
-    pytest.param("rks", {"smoothing": 0.3, "paired": True}, id="rks-paired"),
+    # So little smoothing that many means of eleven cosines are below half of it.
+    pytest.param("rks", {"smoothing": 0.05}, id="rks"),
+    pytest.param("rks", {"smoothing": 0.05, "paired": True}, id="rks-paired"),
     pytest.param("prf", {}, id="prf"),
     pytest.param("elu", {}, id="elu"),
 ]
@@ -273,6 +274,22 @@ def test_positive_features_are_exact_over_the_whole_range(std, causal, norm_coef
     wanted = torch.autograd.grad(expected, doubles, weights.double())
     assert all(g.isfinite().all() for g in got)
     assert max(relative_error(g, w) for g, w in zip(got, wanted, strict=True)) < tolerance
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_mean_of_cosines_is_below_half_of_the_smoothing(causal):
+    keys = 50 if causal else 6
+    q, k = 3 * torch.randn(1, 1, 50, 4), 3 * torch.randn(1, 1, keys, 4)
+    v, omega = torch.rand(1, 1, keys, 1), torch.randn(1, 8, 4)
+    cosines = torch.cos((q[0, 0, :, None] - k[0, 0]) @ omega[0].T).mean(-1) + 0.1  # (L, S)
+    seen = torch.ones(50, keys).tril() if causal else torch.ones(50, keys)
+    means = (cosines * seen).sum(-1) / seen.sum(-1)
+    assert 2 < (means < 0.05).sum() < 48
+    out = spectral_product(q, k, v, omega, feature_map="rks", smoothing=0.1, causal=causal)[0, 0, :, 0]
+    weights = (cosines + (0.05 - means).clamp(min=0)[:, None]) * seen
+    torch.testing.assert_close(out, weights @ v[0, 0, :, 0] / weights.sum(-1), atol=1e-4, rtol=1e-4)
+    # |numerator| <= (1 + s) sum_j |v_j|, and the denominator is at least s/2 for each key.
+    assert out.abs().max() <= 1.1 / 0.05
 
 
 @pytest.mark.parametrize("std", [0.01, 1.0, 8.0, 32.0])

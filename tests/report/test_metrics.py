@@ -149,6 +149,21 @@ def test_curves_take_folders_of_runs_and_leave_out_what_is_none(tmp_path, drawn)
     ]
 
 
+def test_seeds_are_one_line_and_a_frozen_kernel_is_the_dashed_one_of_its_colour(tmp_path, drawn):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / f"a{seed}", "gmm-rks", seed=seed)
+        make_run(tmp_path / f"f{seed}", "gmm-rks:frozen=true", seed=seed)
+    make_run(tmp_path / "softmax", "softmax")
+    draw_curves([tmp_path], tmp_path / "c.svg")
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert set(lines) == {"gmm-rks, 3 seeds", "gmm-rks:frozen=true, 3 seeds", "softmax"}
+    colours = {name: line.get_color() for name, line in lines.items()}
+    assert colours["gmm-rks, 3 seeds"] == colours["gmm-rks:frozen=true, 3 seeds"] != colours["softmax"]
+    assert lines["gmm-rks, 3 seeds"].get_linestyle() == "-" != lines["gmm-rks:frozen=true, 3 seeds"].get_linestyle()
+    assert len(axes.collections) == 2, "bands"
+
+
 def test_curves_of_a_regression_have_its_name_and_unit(tmp_path, drawn):
     make_run(tmp_path / "a", task="fit", metric=MSE)
     draw_curves([tmp_path], tmp_path / "c.svg")

@@ -29,6 +29,7 @@ from klformer.errors import RunError
 from klformer.report import page
 from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.report.collect import collect
+from klformer.report.confusion import confusion_table
 from klformer.report.paper_numbers import EIGENVALUES
 from klformer.report.run_tables import glue_task, lra_table, setting_table
 from klformer.report.settings import make_settings
@@ -188,6 +189,29 @@ def test_seeds_are_averaged(tmp_path):
     assert group.speed() == 1001
 
 
+def test_classes_that_are_mixed_up_are_shown_for_the_best_attention(tmp_path):
+    for seed, counts in enumerate(([[7, 3], [1, 9]], [[6, 4], [2, 8]])):
+        folder = make_run(tmp_path / f"best{seed}", seed=seed, accuracy=0.9, about={"classes": ["spam & eggs", "ham"]})
+        result = json.loads((folder / "result.json").read_text())
+        edit(folder / "result.json", test=result["test"] | {"confusion": counts})
+    make_run(tmp_path / "worse", "softmax", accuracy=0.5)
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    table = confusion_table(setting)
+    assert table.title == "What gmm-rks takes for what: test examples by class and answer, 2 runs added up"
+    assert [column.title for column in table.columns] == ["class", "spam & eggs", "ham"]
+    assert [[cell.text for cell in row] for row in table.rows] == [["spam & eggs", "13", "7"], ["ham", "3", "17"]]
+    assert "spam &amp; eggs" in page_of(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("confusion", [None, 3, [[1, 2]], [[1, -2], [3, 4]], [[1, 2.5], [3, 4]], [["a", 1], [2, 3]]])
+def test_what_is_no_table_of_classes_is_none(tmp_path, confusion):
+    folder = make_run(tmp_path / "a")
+    result = json.loads((folder / "result.json").read_text())
+    edit(folder / "result.json", test=result["test"] | {"confusion": confusion})
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    assert confusion_table(setting) is None
+
+
 def test_copies_of_a_run_are_no_seeds(tmp_path):
     for folder in ("runs", "copies"):
         make_run(tmp_path / folder / "a", accuracy=0.5)
@@ -345,7 +369,17 @@ def test_folders_without_a_run_are_left_out_with_a_note(tmp_path, capsys):
 def test_commands_that_make_what_is_missing_are_code(tmp_path):
     page = page_of(tmp_path, make_run(tmp_path / "run"))
     assert "<code>klformer bench model --out bench</code> measures them, <code>--bench bench</code> shows" in page
-    assert page.index('<section id="tasks">') < page.index('<section id="lra">')
+
+
+def test_the_readers_results_come_first_and_the_papers_table_is_folded(tmp_path):
+    page = page_of(tmp_path, make_run(tmp_path / "run"))
+    order = re.findall(r'<section id="(\w+)">', page)
+    assert order[:3] == ["glance", "tasks", "cost"]
+    assert order[-2:] == ["lra", "glue"]
+    assert page.index("Look here first:") < page.index('<section id="glance">')
+    before_table = page[page.index('<section id="lra">') : page.index('id="table-lra"')]
+    assert "<details><summary>" in before_table
+    assert "</details>" not in before_table
 
 
 def test_what_is_not_there_is_named(tmp_path):

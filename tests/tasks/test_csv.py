@@ -142,6 +142,12 @@ def test_malformed_tables_are_one_line_with_the_flag(tmp_path, content, config, 
     assert "\n" not in str(caught.value)
 
 
+def test_blank_lines_are_no_rows(tmp_path):
+    (tmp_path / "data.csv").write_bytes(b"\ntext,label\n\nx,1\n\ny,2\n\n")
+    rows = list(task(train=tmp_path / "data.csv").labelled("train"))
+    assert [(place.number, cells, label) for place, cells, label in rows] == [(4, ("x",), "1"), (6, ("y",), "2")]
+
+
 def test_labels_that_train_does_not_have(tmp_path):
     write(tmp_path / "train.csv", ROWS)
     write(tmp_path / "test.csv", [*ROWS, ("x", "never")])

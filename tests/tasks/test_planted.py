@@ -1,5 +1,6 @@
 """The planted task: targets by definition, kernels that are found, and what is compared with them."""
 
+import itertools
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from klformer.analysis.kernel.command import KernelAnalysis
 from klformer.analysis.kernel.command import run as analyze
 from klformer.analysis.kernel.planted import held_out_pairs, planted_error
+from klformer.analysis.kernel.planted_figures import _spread
 from klformer.data import collate
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
@@ -73,6 +75,12 @@ def test_a_periodic_kernel_is_found_and_compared(tmp_path, capsys):
     initial, trained = json.loads((tmp_path / "out" / "kernel-planted.json").read_text())["rows"]
     assert trained["error_of_mean"] < 0.1 < initial["error_of_mean"]
     assert (tmp_path / "out" / "kernel-planted.png").exists()
+    moments = json.loads((tmp_path / "out" / "kernel-learning.json").read_text())["rows"]
+    assert moments[0]["step"] == 0
+    assert moments[0]["error"] == initial["error"]
+    assert [row["step"] for row in moments] == sorted({row["step"] for row in moments})
+    assert len(moments) > 1
+    assert (tmp_path / "out" / "kernel-learning.png").exists()
     assert "held-out pairs" in capsys.readouterr().out
 
 
@@ -92,3 +100,13 @@ def test_padding_has_no_part_in_the_loss():
     batch = collate(made, np.arange(7), pad_to=9)
     assert objective.loss_of(outputs, batch).item() == pytest.approx((made.targets**2).sum(), rel=1e-5)
     assert objective.count(outputs, batch) == 35
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 32, 1000])
+def test_moments_are_different_the_newest_among_them_and_closer_at_the_beginning(count):
+    chosen = _spread(list(range(count)), 5)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(count, 5)
+    assert not count or chosen[-1] == count - 1
+    gaps = [after - before for before, after in itertools.pairwise(chosen)]
+    assert gaps == sorted(gaps)

@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from klformer.analysis.evidence.measure import Measured, comparisons, measured
+from klformer.analysis.evidence.pages import learned_or_frozen
 from klformer.analysis.kernel.planted import held_out_pairs, planted_error
 from klformer.analysis.options import Count
 from klformer.analysis.output import print_table, write_results
@@ -96,28 +97,7 @@ def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as tables for a page, one a setting."""
-    lines: list[str] = []
+    parts = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        lines += [f"**{setting}**", "", "| attention | draw | seeds | learned | frozen | learned - frozen |"]
-        lines.append("|---|---|---|---|---|---|")
-        for row in rows:
-            if row["setting"] == setting:
-                cells = [
-                    f"`{row['attention']}`",
-                    row["draw"] if row["draw"] != "none" else "",
-                    str(row["seeds"]),
-                    _with_spread(row["learned"], row["learned_std"]),
-                    _with_spread(row["frozen"], row["frozen_std"]),
-                    _with_spread(row["difference"], row["standard_error"], sign=True),
-                ]
-                lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
-    if value is None:
-        return ""
-    digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
-    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    return text if spread is None else f"{text} +- {spread:.{digits}f}"
+        parts.append(f"**{setting}**\n\n{learned_or_frozen([row for row in rows if row['setting'] == setting])}\n")
+    return "\n".join(parts)

@@ -20,20 +20,20 @@ from klformer.analysis.kernel.measure import (
     main_directions,
     sample_frequencies,
 )
-from klformer.analysis.kernel.planted import held_out_pairs, planted_error, profiles
+from klformer.analysis.kernel.planted_figures import compare_with_planted, draw_learning
 from klformer.analysis.options import Count
-from klformer.analysis.output import print_table, write_results
+from klformer.analysis.output import write_results
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.data import Batch, collate
 from klformer.errors import ArgumentError
 from klformer.models import SequenceClassifier
-from klformer.plotting import COLOURS
+from klformer.plotting import COLOURS, FROZEN, LEARNED
 from klformer.runs.load import LoadedRun, load_run
 from klformer.tasks import Planted
 from klformer.training.objective import model_outputs
 from klformer.training.progress import make_reporter
 
-INITIAL, TRAINED, GAUSSIAN, SOFTMAX = COLOURS[4], COLOURS[0], COLOURS[2], COLOURS[1]
+INITIAL, TRAINED, GAUSSIAN, SOFTMAX = FROZEN, LEARNED, COLOURS[2], COLOURS[1]
 PROFILE_CAPTION = (
     "The kernel of every head as the key moves away from the query by delta along the direction in which the learned "
     "frequencies vary most (query a unit vector, 1 at delta = 0, smoothing included). Band: deviation of one draw."
@@ -43,10 +43,6 @@ DENSITY_CAPTION = (
 )
 ATTENTION_CAPTION = (
     "Where CLS attends in validation example {example}: weights over the positions, mean of {draws} draws."
-)
-PLANTED_CAPTION = (
-    "The planted kernel and the model's, before and after training, with the factor that fits best on held-out pairs. "
-    "Band: deviation of one draw; error: relative L2, of the mean over draws."
 )
 DRAWS = Count("draws", full=50, quick=5)
 
@@ -85,7 +81,8 @@ def run(options: KernelAnalysis) -> None:
     if not after:
         raise ArgumentError(f"{loaded.config.attention.name} has no frequencies to look at")
     if isinstance(loaded.task, Planted):
-        _compare_with_planted(loaded.task, before[0], after[0], options, draws)
+        compare_with_planted(loaded, loaded.task, before[0], after[0], folder=options.out, draws=draws)
+        draw_learning(loaded, loaded.task, before[0], folder=options.out, draws=draws)
         return
     assert isinstance(loaded.model, SequenceClassifier)
     batch = _batch_of_one(loaded, options.example)
@@ -108,37 +105,6 @@ def run(options: KernelAnalysis) -> None:
         write_results(options.out, "kernel-attention", caption=caption, rows=weights, settings=settings, figure=figure)
         progress.advance(bar)
     console.print(f"kernel-profiles, kernel-frequencies and kernel-attention written to {options.out}", highlight=False)
-
-
-def _compare_with_planted(
-    task: Planted, before: KernelizedAttention, after: KernelizedAttention, options: KernelAnalysis, draws: int
-) -> None:
-    """Write the error of the kernel before and after training, with a figure, and print it."""
-    q, k = held_out_pairs(task)
-    kernels = {"initial": before, "trained": after}
-    errors = {name: planted_error(kernel, task, q, k, draws=draws, seed=3) for name, kernel in kernels.items()}
-    rows = [
-        {"kernel": name, "error_of_mean": error.of_mean, "error": error.mean, "error_deviation": error.deviation}
-        for name, error in errors.items()
-    ]
-    delta = torch.linspace(-4, 4, 121, dtype=torch.float64)
-    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    origin = torch.zeros(1, task.config.dim, dtype=torch.float64)
-    along = origin + delta.unsqueeze(-1) * torch.eye(task.config.dim, dtype=torch.float64)[0]
-    planted = task.kernel(origin, along)[0]
-    axes.plot(delta, planted, color=COLOURS[6], linewidth=2, label=f"planted: {task.config.kernel}")
-    for (name, kernel), colour in zip(kernels.items(), (INITIAL, TRAINED), strict=True):
-        mean, deviation = profiles(kernel, task, q, k, delta, draws=draws, seed=3)
-        axes.plot(delta, mean, color=colour, linestyle="--", label=f"{name}, error {errors[name].of_mean:.3f}")
-        axes.fill_between(delta, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("key - query, along the first axis")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    settings = {"run": options.run.name, "draws": draws, "pairs": len(q) * len(k), "kernel": task.config.kernel}
-    write_results(options.out, "kernel-planted", caption=PLANTED_CAPTION, rows=rows, settings=settings, figure=figure)
-    console = Console()
-    print_table(console, rows, f"{options.run.name}: relative L2 error on {len(q) * len(k):,} held-out pairs")
-    console.print(f"kernel-planted written to {options.out}", highlight=False)
 
 
 def _kernels(model: torch.nn.Module) -> list[KernelizedAttention]:
@@ -178,7 +144,7 @@ def _profiles(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, A
                         "trained_deviation": drawn[1].deviation[head, index].item(),
                     }
                 )
-    all_axes[0, -1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    all_axes[0, -1].legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     all_axes[-1, 0].set_xlabel("delta")
     return rows, figure
 
@@ -201,7 +167,7 @@ def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, 
                 for axis in (0, 1):
                     row[f"{label}_deviation_{axis + 1}"] = points[:, axis].std().item()
             rows.append(row)
-    all_axes[0, -1].legend(fontsize=7, frameon=False, markerscale=4, loc="upper left", bbox_to_anchor=(1, 1))
+    all_axes[0, -1].legend(fontsize=9, markerscale=4, loc="upper left", bbox_to_anchor=(1, 1))
     return rows, figure
 
 
@@ -250,7 +216,7 @@ def _grid(layers: int, heads: int, *, square: bool = False) -> tuple[Figure, Any
     )  # fmt: skip
     for layer in range(layers):
         for head in range(heads):
-            all_axes[layer, head].set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
-            all_axes[layer, head].tick_params(labelsize=7)
+            all_axes[layer, head].set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+            all_axes[layer, head].tick_params(labelsize=8)
             all_axes[layer, head].grid(alpha=0.3)
     return figure, all_axes

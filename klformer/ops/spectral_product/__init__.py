@@ -95,7 +95,7 @@ def spectral_product(
     Raises:
         ArgumentError: if a shape or a combination of arguments is impossible.
 
-    Example:
+    Examples:
         >>> import torch, klformer
         >>> q, k, v = (torch.randn(2, 4, 1000, 16) for _ in range(3))
         >>> klformer.spectral_product(q, k, v, torch.randn(4, 64, 16), feature_map="prf").shape

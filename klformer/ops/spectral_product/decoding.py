@@ -15,7 +15,7 @@ from klformer.errors import ArgumentError
 from klformer.ops.feature_maps import FeatureMap
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
-from klformer.ops.spectral_product.operands import SpectralKernel, paired_frequencies
+from klformer.ops.spectral_product.operands import FLOOR, SpectralKernel, paired_frequencies
 from klformer.ops.spectral_product.state import NO_KEY, KeyValueState
 
 #: Tokens of a prompt that are worked on at a time.
@@ -151,7 +151,10 @@ class PreparedKernel:
             if self.smoothing is not None:
                 state.total += values.view(state.total.shape)
                 by_head = product.view(*v.shape[:2], 1, -1)
-                by_head.addcmul_(state.total.view(by_head.shape), self.smoothing)
+                total = state.total.view(by_head.shape)
+                by_head.addcmul_(total, self.smoothing)
+                missing = (FLOOR * self.smoothing - by_head[..., -1:] / total[..., -1:]).clamp_(min=0)
+                by_head.addcmul_(missing, total)
             # The key that was just absorbed is there: the denominator is not that of no key.
             return (product[:, :-1] / product[:, -1:]).view(v.shape)
 
@@ -214,6 +217,9 @@ class PreparedKernel:
         if self.smoothing is not None:
             smoothing = self.smoothing if self.smoothing.shape[0] == 1 else self.smoothing.repeat(q.shape[0], 1, 1)
             product = torch.addcmul(product, state.total, smoothing)
+            weight = state.total[..., -1:].masked_fill(state.total[..., -1:] == 0, 1)
+            missing = (FLOOR * smoothing - product[..., -1:] / weight).clamp_(min=0)
+            product = product.addcmul_(missing, state.total)
         denominator = product[..., -1:]
         return product[..., :-1] / denominator.masked_fill(denominator == 0, 1)
 

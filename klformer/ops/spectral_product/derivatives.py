@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from klformer.ops.precision import full_precision
-from klformer.ops.spectral_product.operands import SpectralOperands, paired_frequencies
+from klformer.ops.spectral_product.operands import FLOOR, SpectralOperands, paired_frequencies
 
 #: Queries that see each other one by one, where it is causal.
 CHUNK = 32
@@ -80,37 +80,52 @@ def _attend_features(operands: SpectralOperands) -> Tensor:
     num_features = 1 if omega is None else omega.shape[-2]
     phi_q = fmap.explicit(scores[0], None if frequency_bias is None else frequency_bias.unsqueeze(-2)) / num_features
     phi_k = fmap.explicit(scores[1])
+    smoothing = None
     if operands.kernel.smoothing is not None:
         # A constant is one more feature.
-        constant = operands.kernel.smoothing.to(k.dtype)[:, None, None]
-        phi_q = torch.cat([phi_q, constant + torch.zeros_like(phi_q[..., :1])], -1)
+        smoothing = operands.kernel.smoothing.to(k.dtype)[:, None, None]
+        phi_q = torch.cat([phi_q, smoothing + torch.zeros_like(phi_q[..., :1])], -1)
         phi_k = torch.cat([phi_k, torch.ones_like(phi_k[..., :1])], -1)
     columns = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     if not k.shape[-2]:
         return torch.zeros_like(operands.q[..., :1], dtype=v.dtype).expand(*operands.q.shape[:-1], v.shape[-1])
     if not operands.causal:
-        weights = (bias - bias.detach().amax(-1, keepdim=True)).exp().unsqueeze(-1)
-        return _quotient(phi_q @ (phi_k.transpose(-1, -2) @ (weights * columns)))
+        weighted = (bias - bias.detach().amax(-1, keepdim=True)).exp().unsqueeze(-1) * columns
+        return _quotient(phi_q @ (phi_k.transpose(-1, -2) @ weighted), weighted.sum(-2, keepdim=True), smoothing)
     largest = bias.detach().cummax(-1).values  # of all keys that a query sees
-    parts, state, reference = [], None, largest[..., :1]
+    parts, state, total, reference = [], None, None, largest[..., :1]
     for start in range(0, k.shape[-2], CHUNK):
         here = slice(start, start + CHUNK)
         seen = (bias[..., None, here] - largest[..., here, None]).clamp(max=0).exp()
-        pairs = phi_q[..., here, :] @ phi_k[..., here, :].transpose(-1, -2) * seen
-        sums = pairs.masked_fill(~_lower(pairs), 0) @ columns[..., here, :]
-        if state is not None:
-            sums = sums + (reference - largest[..., here]).exp().unsqueeze(-1) * (phi_q[..., here, :] @ state)
-        parts.append(_quotient(sums))
+        seen = seen.masked_fill(~_lower(seen), 0)
+        sums = phi_q[..., here, :] @ phi_k[..., here, :].transpose(-1, -2) * seen @ columns[..., here, :]
+        totals = seen @ columns[..., here, :]
+        if state is not None and total is not None:
+            factor = (reference - largest[..., here]).exp().unsqueeze(-1)
+            sums, totals = sums + factor * (phi_q[..., here, :] @ state), totals + factor * total
+        parts.append(_quotient(sums, totals, smoothing))
         last = largest[..., here][..., -1:]
-        weights = (bias[..., here] - last).exp().unsqueeze(-1)
-        added = phi_k[..., here, :].transpose(-1, -2) @ (weights * columns[..., here, :])
-        state = added if state is None else (reference - last).exp().unsqueeze(-1) * state + added
+        weighted = (bias[..., here] - last).exp().unsqueeze(-1) * columns[..., here, :]
+        added, added_total = phi_k[..., here, :].transpose(-1, -2) @ weighted, weighted.sum(-2, keepdim=True)
+        fade = (reference - last).exp().unsqueeze(-1)
+        state = added if state is None else fade * state + added
+        total = added_total if total is None else fade * total + added_total
         reference = last
     return torch.cat(parts, -2)
 
 
-def _quotient(sums: Tensor) -> Tensor:
-    """Values over weights. The values of keys that are not there are 0, so that a query without keys gives 0."""
+def _quotient(sums: Tensor, totals: Tensor, smoothing: Tensor | None) -> Tensor:
+    """Values over weights. The values of keys that are not there are 0, so that a query without keys gives 0.
+
+    Args:
+        sums: (B, H, L, E + 1).
+        totals: Sums of the weighted values and of the weights that a query sees, (B, H, L or 1, E + 1).
+        smoothing: (H or 1, 1, 1); its half is the least mean of a query's kernel (`operands.py`).
+    """
+    if smoothing is not None:
+        weight = totals[..., -1:]
+        mean = sums[..., -1:] / weight.masked_fill(weight == 0, 1)
+        sums = sums + (FLOOR * smoothing - mean).clamp(min=0) * totals
     total = sums[..., -1:]
     return sums[..., :-1] / total.masked_fill(total == 0, 1)
 

@@ -3,8 +3,14 @@
     kappa(q, k) = 1/R sum_r exp(a_r) phi_r(q).phi_r(k) + s
     out_i = sum_j exp(b_j) kappa(q_i, k_j) v_j / sum_j exp(b_j) kappa(q_i, k_j)
 
-a is the frequencies' log-weight (`frequency_bias`), b the keys' (`key_bias`), s the smoothing. Both classes only hold
-tensors: they are checked once, by whoever takes them from a user (`check_kernel`, `ops/shapes.py`).
+a is the frequencies' log-weight (`frequency_bias`), b the keys' (`key_bias`), s the smoothing. An estimate of a kernel
+by cosines can be negative, and so can the sum that is divided by. Where the mean of a query's kernel,
+m_i = sum_j exp(b_j) kappa(q_i, k_j) / sum_j exp(b_j), is below s/2, this query gets s/2 - m_i more of smoothing: no
+mean is below s/2, weights still sum to one, and results are bounded. A kernel that is not negative has means of s and
+more, and is left as it is. Without smoothing nothing is held.
+
+Both classes only hold tensors: they are checked once, by whoever takes them from a user (`check_kernel`,
+`ops/shapes.py`).
 """
 
 from collections.abc import Sequence
@@ -16,6 +22,9 @@ from torch import Tensor
 
 from klformer.errors import ArgumentError
 from klformer.ops.feature_maps import FEATURE_MAPS, FeatureMap
+
+#: The mean of a query's kernel is at least this share of the smoothing.
+FLOOR = 0.5
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.nn.functional import elu
 
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.backends import Backend
-from klformer.ops.spectral_product.operands import SpectralOperands, paired_frequencies
+from klformer.ops.spectral_product.operands import FLOOR, SpectralOperands, paired_frequencies
 
 
 class ReferenceBackend(Backend):
@@ -49,9 +49,10 @@ def _attend(operands: SpectralOperands) -> Tensor:
     if kernel.feature_map.exponential:
         return attention_from_log_kernel(log_positive_kernel(q, k, omega, frequency_bias), log_weights, v)
     cosines = cosine_kernel(q, k, omega, frequency_bias)
-    if kernel.smoothing is not None:
-        cosines = cosines + kernel.smoothing.to(dtype)[:, None, None]
-    return attention_from_kernel(cosines, log_weights, v)
+    if kernel.smoothing is None:
+        return attention_from_kernel(cosines, log_weights, v)
+    smoothing = kernel.smoothing.to(dtype)[:, None, None]
+    return attention_from_kernel(cosines + smoothing, log_weights, v, smoothing)
 
 
 def cosine_kernel(q: Tensor, k: Tensor, omega: Tensor, frequency_bias: Tensor) -> Tensor:
@@ -82,11 +83,21 @@ def visible_pairs(
     return visible if key_mask is None else visible & key_mask.unsqueeze(-2)
 
 
-def attention_from_kernel(kernel: Tensor, log_weights: Tensor, v: Tensor) -> Tensor:
-    """Eq. 1 for a kernel matrix (B, H, L, S) and log-weights that broadcast to it, -inf for keys that are not seen."""
+def attention_from_kernel(kernel: Tensor, log_weights: Tensor, v: Tensor, smoothing: Tensor | None = None) -> Tensor:
+    """Eq. 1 for a kernel matrix (B, H, L, S) and log-weights that broadcast to it, -inf for keys that are not seen.
+
+    Args:
+        smoothing: The part of the kernel that is constant, (H or 1, 1, 1): its half is the least mean of a row.
+    """
     largest = log_weights.detach().amax(-1, keepdim=True) if log_weights.shape[-1] else log_weights.new_zeros(())
-    weighted = kernel * (log_weights - largest.masked_fill(largest == -torch.inf, 0)).exp()
+    weights = (log_weights - largest.masked_fill(largest == -torch.inf, 0)).exp()
+    weighted = kernel * weights
     total = weighted.sum(-1, keepdim=True)
+    if smoothing is not None:
+        whole = weights.sum(-1, keepdim=True)
+        mean = total / whole.masked_fill(whole == 0, 1)
+        weighted = weighted + (FLOOR * smoothing - mean).clamp(min=0) * weights
+        total = weighted.sum(-1, keepdim=True)
     return weighted @ v / total.masked_fill(total == 0, 1)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from klformer.ops.spectral_product.chunked import floor
 from klformer.ops.spectral_product.chunked.gradients import TileGradients
 from klformer.ops.spectral_product.chunked.modulation import demodulate, modulate, turned
 from klformer.ops.spectral_product.chunked.plain import angle, frequency_weights, reciprocal, store, weighted_values
@@ -240,12 +241,15 @@ class Block:
         return product.baddbmm_(self.modulated, pairs), pairs
 
     def attend(self) -> tuple[Tensor, Tensor]:
-        """Results (n, T, E) and denominators (n, 1, T)."""
+        """Results (n, T, E) and denominators (n, 1, T), before `floor` adds to them."""
         product = demodulate(self._product()[0], self._angle(self.queries))
-        if self.tile.smoothing is not None:
-            product.addcmul_(self._totals_of_queries(), self._smoothing())
         denominator = product[:, -1:]
-        out = product[:, :-1] * reciprocal(denominator)
+        if self.tile.smoothing is not None:
+            totals, smoothing = self._totals_of_queries(), self._smoothing()
+            product.addcmul_(totals, smoothing)
+            denominator = denominator.clone()
+            floor.raised(product, totals, smoothing)
+        out = product[:, :-1] * reciprocal(product[:, -1:])
         return self._unbatch(out), self._unbatch(denominator).transpose(1, 2)
 
     def _smoothing(self) -> Tensor:
@@ -276,9 +280,15 @@ class Block:
         """Write the gradients of the block, given that of its results (n, T, E) and of what it carries on; returns
         that of what was carried into it."""
         query_angle = self._angle(self.queries)
-        inverse = self._batch(reciprocal(denominator).transpose(1, 2)).transpose(1, 2)
-        d_product = weighted_values(self._batch(d_out), inverse)  # (n m, E + 1, c)
+        denominator, raised = self._batch(denominator.transpose(1, 2)).transpose(1, 2), None
+        divisor = denominator
+        if self.tile.smoothing is not None:
+            totals, smoothing = self._totals_of_queries(), self._smoothing()
+            divisor = floor.raised_denominator(denominator, totals, smoothing)
+        d_product = weighted_values(self._batch(d_out), reciprocal(divisor))  # (n m, E + 1, c)
         d_product[:, -1] *= -self._batch((d_out * out).sum(-1, keepdim=True)).squeeze(-1)
+        if self.tile.smoothing is not None:
+            raised = floor.raised_vjp(d_product, denominator, totals, smoothing)
         d_modulated = modulate(d_product, query_angle)  # (n m, W, c)
 
         product, pairs = (None, self._pairs()) if query_angle is None else self._product()
@@ -293,7 +303,7 @@ class Block:
         d_weighted = torch.bmm(d_states, self.phi_k.transpose(1, 2)).baddbmm_(d_modulated, pairs.transpose(1, 2))
         d_values, d_total = demodulate(d_weighted, self.key_angle), d_after.total  # (n m, E + 1, c)
         if self.tile.smoothing is not None:
-            d_totals, d_total = self._smoothing_vjp(collect, d_product, d_total)
+            d_totals, d_total = self._smoothing_vjp(collect, d_product, raised, d_total)
             d_values += d_totals
         d_phi_q = self._multiply("d_phi", d_modulated.transpose(1, 2), self.states)
         self._store_queries(collect, d_phi_q.baddbmm_(d_pairs.transpose(1, 2), self.phi_k), d_angle)
@@ -301,12 +311,24 @@ class Block:
         self._store_keys(collect, d_phi_k.baddbmm_(d_pairs, self.phi_q), d_values, d_weighted)
         return Carried(d_before, d_total, d_after.shift)
 
-    def _smoothing_vjp(self, collect: TileGradients, d_product: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the weighted values (n m, E + 1, c) and of the total before the block, (n, E + 1, 1)."""
+    def _smoothing_vjp(
+        self, collect: TileGradients, d_product: Tensor, raised: tuple[Tensor, Tensor] | None, d_after: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the weighted values (n m, E + 1, c) and of the total before the block, (n, E + 1, 1).
+
+        Args:
+            d_product: (n m, E + 1, c).
+            raised: What `floor.raised_vjp` gives.
+            d_after: Of the total after the block, (n, E + 1, 1).
+        """
         if collect.smoothing is not None:
             by_chunk = (d_product * self._totals_of_queries()).sum((1, 2))
+            if raised is not None:
+                by_chunk += raised[1].sum((1, 2))
             collect.smoothing += by_chunk.view(self.tile.num_rows, self.num_chunks).sum(1)[:, None, None]
         d_product = d_product * self._smoothing()
+        if raised is not None:
+            d_product += raised[0]
         # Every key is in the totals of its own and all later queries. Added up from the end: a difference of two sums
         # would lose the later ones beside larger earlier ones.
         from_here = d_product.flip(-1).cumsum(-1).flip(-1)

@@ -23,7 +23,7 @@ from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradi
 from klformer.ops.spectral_product.chunked.plain import angle, reciprocal, weights_of_keys
 from klformer.ops.spectral_product.chunked.positive import LOG2_E, log2_bias
 from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
-from klformer.ops.spectral_product.operands import SpectralOperands
+from klformer.ops.spectral_product.operands import FLOOR, SpectralOperands
 
 #: A query costs about as much as so many values in a state, and the features of a state as much as so many more. At 16
 #: and 64 values this way was faster up to 1 and 2 queries with prf, up to 2 and 4 with rks (docs/efficiency.md).
@@ -278,14 +278,33 @@ class _CosinePairs(_Pairs):
 
     def weights(self, sums: Tensor) -> Tensor:
         raw = self._raw_weights(sums)
+        if self.tile.smoothing is not None:
+            raw = self._raised(raw, self.tile.smoothing)
         self._inverse = reciprocal(raw.sum(-1, keepdim=True))
         return raw * self._inverse
+
+    def _raised(self, raw: Tensor, smoothing: Tensor) -> Tensor:
+        """As in `floor`, where the whole kernel is there."""
+        keys = raw.new_ones(1, 1, raw.shape[2]) if self._key_weights is None else self._key_weights
+        per_weight = reciprocal(keys.sum(-1, keepdim=True))
+        self._shares = keys * per_weight  # (n or 1, 1, S)
+        missing = (FLOOR * smoothing - raw.sum(-1, keepdim=True) * per_weight).clamp_(min=0)  # (n, L, 1)
+        self._below = missing > 0
+        return torch.addcmul(raw, missing, keys)
 
     def weights_vjp(
         self, collect: TileGradients, sums: Tensor, weights: Tensor, d_weights: Tensor
     ) -> tuple[Tensor, Tensor | None]:
+        if self.tile.smoothing is not None:
+            d_mean = (d_weights * self._shares).sum(-1, keepdim=True) * self._below  # (n, L, 1)
+            d_weights -= d_mean
+            if collect.smoothing is not None:
+                collect.smoothing += d_mean.sum(1, keepdim=True) / self.tile.smoothing
         if collect.key_bias is not None:
-            collect.key_bias.copy_((d_weights * weights).sum(1).unsqueeze(-1))
+            d_bias = d_weights * weights
+            if self.tile.smoothing is not None:
+                d_bias += d_mean * self._shares
+            collect.key_bias.copy_(d_bias.sum(1).unsqueeze(-1))
         d_kernel = d_weights.mul_(self._inverse)
         if self._key_weights is not None:
             d_kernel *= self._key_weights

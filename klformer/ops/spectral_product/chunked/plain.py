@@ -9,8 +9,8 @@ frequencies multiply the state, once. The smoothing adds a multiple of sum_j w_j
 Features stand first and tokens last, (n, F, chunk): the parts of a map lie one after the other, and the row of ones
 beside the values is a row more of a matrix product, which costs what it should (a column more would cost up to 60%).
 
-Forward keeps the state and the denominators, and the features where there is room (`keep`). Backward makes features
-again that were not kept.
+`floor` adds to it for the few queries that need more. Forward keeps the state and the denominators, before that is
+added, and the features where there is room (`keep`). Backward makes features again that were not kept.
 """
 
 from collections.abc import Collection
@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from klformer.ops.spectral_product.chunked import floor
 from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
 from klformer.ops.spectral_product.chunked.modulation import demodulate, modulate, turned
 from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles
@@ -131,18 +132,18 @@ def forward(operands: SpectralOperands, cut: Cut, *, keep: bool) -> list[Tensor]
         saved.state[rows], saved.total[rows] = state, total
         if (weights := frequency_weights(tile)) is not None:
             state *= weights
-        if tile.smoothing is not None:
-            total = total * tile.smoothing
+        added = None if tile.smoothing is None else total * tile.smoothing
         out, kept = saved.out.flatten(0, 1)[rows], saved.query_features[rows]
         for start, stop in chunk_bounds(operands.q.shape[2], cut.chunk):
             queries = tile.queries(start, stop)
             phi = features.make_or_read(queries, kept, start, stop, made=False)
             product = demodulate(torch.bmm(state, phi), angle(tile, queries))
+            if added is not None:
+                product += added
+            saved.denominator[rows, :, start:stop] = product[:, -1:]
             if tile.smoothing is not None:
-                product += total
-            denominator = product[:, -1:]
-            saved.denominator[rows, :, start:stop] = denominator
-            out[:, start:stop] = product[:, :-1].mul_(reciprocal(denominator)).transpose(1, 2)
+                floor.raised(product, total, tile.smoothing)
+            out[:, start:stop] = product[:, :-1].mul_(reciprocal(product[:, -1:])).transpose(1, 2)
     return saved.as_list()
 
 
@@ -188,18 +189,31 @@ def _backward_queries(
     """Write the gradients of queries; returns those of the state (n, W, F) and of the total (n, E + 1, 1)."""
     rows, weights = tile.rows, frequency_weights(tile)
     state = saved.state[rows] if weights is None else saved.state[rows] * weights
-    d_state, d_total = torch.zeros_like(state), torch.zeros_like(saved.total[rows])
+    total, smoothing = saved.total[rows], tile.smoothing
+    d_state, d_total, d_added = torch.zeros_like(state), torch.zeros_like(total), torch.zeros_like(total)
     for start, stop in chunk_bounds(tile.operands.q.shape[2], chunk):
         queries = tile.queries(start, stop)
         phi = features.make_or_read(queries, saved.query_features[rows], start, stop, made=True)
-        d_product = product_gradient(tile, d_out, saved.out, saved.denominator[rows, :, start:stop], start, stop)
-        d_total += d_product.sum(-1, keepdim=True)
+        denominator, raised = saved.denominator[rows, :, start:stop], None
+        if smoothing is None:
+            d_product = product_gradient(tile, d_out, saved.out, denominator, start, stop)
+        else:
+            divisor = floor.raised_denominator(denominator, total, smoothing)
+            d_product = product_gradient(tile, d_out, saved.out, divisor, start, stop)
+            raised = floor.raised_vjp(d_product, denominator, total, smoothing)
+            d_added += d_product.sum(-1, keepdim=True)
+        if raised is not None:
+            d_total += raised[0].sum(-1, keepdim=True)
+            if collect.smoothing is not None:
+                collect.smoothing += raised[1].sum(-1, keepdim=True)
         query_angle = angle(tile, queries)
         d_state.baddbmm_(modulate(d_product, query_angle), phi.transpose(1, 2))
         d_phi, d_angle = _read_vjp(state, phi, d_product, query_angle, d_scratch)
         store(collect, "q", queries, tile.feature_map.vjp(phi, d_phi, dim=1), d_angle, start, stop)
     if collect.smoothing is not None:
-        collect.smoothing += (d_total * saved.total[rows]).sum(1, keepdim=True)
+        collect.smoothing += (d_added * total).sum(1, keepdim=True)
+    if smoothing is not None:
+        d_total.addcmul_(d_added, smoothing)
     if collect.frequency_bias is not None:
         by_feature = (d_state * state).sum(1, keepdim=True)
         collect.frequency_bias += by_feature.view(tile.num_rows, tile.feature_map.parts, -1).sum(1, keepdim=True)
@@ -252,7 +266,7 @@ def _backward_keys(
         d_values = demodulate(d_modulated, key_angle)
         d_angle = None if key_angle is None else (values * turned(d_modulated, key_angle)).sum(1, keepdim=True)
         if tile.smoothing is not None:
-            d_values += d_total * tile.smoothing
+            d_values += d_total
         if collect.key_bias is not None:
             collect.key_bias[:, start:stop] = (d_values * values).sum(1).unsqueeze(-1)
         d_phi = torch.bmm(d_state.transpose(1, 2), modulated, out=d_scratch.features_first(stop - start))

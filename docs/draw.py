@@ -1,0 +1,207 @@
+"""Draws the figures of README and concept pages into docs/figures: `python docs/draw.py`, or with names of some.
+
+Numbers come from files that commands wrote: `klformer analyze evidence` and `klformer bench attention`. The figures of
+other pages come from `klformer analyze`, `klformer bench` and `klformer report`, as those pages say.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+import klformer
+from klformer.analysis.evidence import measure
+from klformer.plotting import COLOURS, FIXED, FROZEN, LEARNED, TRUTH, WIDE, plot_against_length, save
+
+FIGURES = Path(__file__).parent / "figures"
+EVIDENCE = Path(measure.__file__).with_name("measured.json")
+#: Made by `klformer bench attention`; the page on efficiency has the command.
+TIMES = FIGURES / "data" / "attention.json"
+RECALL = "recall-laptop: accuracy, %"
+INK, GREEN = "#22272e", COLOURS[2]
+
+
+def overview() -> Figure:
+    """What learning a kernel does to accuracy, and what a kernel does to time."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE + 1, 3.5), layout="constrained", width_ratios=(1.25, 1))
+    rows = {row["attention"]: row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL}
+    learned = ["gmm-prf", "fastfood-prf", "generative-prf", "gmm-rks"]
+    names = ["performer", *learned, "softmax"]
+    for place, name in enumerate(names):
+        row = rows[name]
+        if name in learned:
+            _bar(left, place - 0.2, row["frozen"], FROZEN)
+            _bar(left, place + 0.2, row["learned"], LEARNED)
+        else:
+            _bar(left, place, row["learned"], FIXED if name == "performer" else TRUTH, width=0.5)
+    kinds = {"fixed": FIXED, "frozen at its start": FROZEN, "learned": LEARNED, "softmax": TRUTH}
+    for kind, colour in kinds.items():
+        left.bar([0], [0], color=colour, label=kind)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=4, handlelength=1, columnspacing=1)
+    left.set_xticks(range(len(names)), names, rotation=20)
+    left.set_ylim(0, 112)
+    left.set_ylabel("accuracy, %")
+    left.set_title("Recall of 16 pairs, three seeds")
+    measured = json.loads(TIMES.read_text())
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for result in measured["results"]:
+        lines.setdefault(result["name"], []).append((result["length"], result["seconds"]["median"]))
+    plot_against_length(right, lines)
+    for line, colour in zip(right.lines, (TRUTH, FIXED, GREEN, LEARNED), strict=True):
+        line.set_color(colour)
+    right.set_ylabel("seconds")
+    right.set_title("Forward and backward, one core")
+    right.legend()
+    return figure
+
+
+def _bar(axes: Axes, place: float, value: float, colour: str, width: float = 0.38) -> None:
+    axes.bar(place, value, width, color=colour)
+    axes.text(place, value + 1.5, f"{value:.0f}", ha="center", fontsize=9)
+
+
+def architecture() -> Figure:
+    """One layer: where the kernel is, and what is learned."""
+    figure, axes = plt.subplots(figsize=(WIDE + 1, 4.1), layout="constrained")
+    axes.set(xlim=(0, 18), ylim=(0, 8.2))
+    axes.axis("off")
+    boxes = {
+        "x": (0.2, 3.3, 1.9, 1.2, "tokens\n(B, L, model)", "white"),
+        "proj": (2.9, 2.7, 2.0, 2.4, "projections\nq, k, v\n(B, H, L, D)", "#dbe9f4"),
+        "noise": (2.9, 6.2, 2.0, 1.4, "noise,\nin a buffer", "#eeeeee"),
+        "dist": (5.7, 6.2, 3.1, 1.4, "distribution\ngmm, fastfood,\ngenerative, atoms", "#fde9c8"),
+        "omega": (9.6, 6.2, 2.5, 1.4, r"frequencies $\Omega$" + "\n(H, R, D)", "#d8efe5"),
+        "map": (
+            5.7,
+            2.7,
+            3.1,
+            2.4,
+            "feature map\nrks: cos, sin\nprf: exp\n" + r"of $q\Omega^T$, $k\Omega^T$",
+            "#d8efe5",
+        ),
+        "env": (5.7, 0.3, 3.1, 1.4, "envelope, mask\nlog-weight of a key", "#eeeeee"),
+        "state": (9.6, 3.3, 2.5, 1.8, "state, R x E\n" + r"$\sum_j\,\phi(k_j)\,v_j^T$", "#d8efe5"),
+        "read": (12.9, 3.3, 2.5, 1.8, r"$\phi(q_i)$ reads it," + "\nthen divides", "#d8efe5"),
+        "out": (16.0, 3.3, 1.9, 1.8, "output\n(B, L, model)", "white"),
+    }
+    for left, bottom, width, height, text, colour in boxes.values():
+        axes.add_patch(
+            FancyBboxPatch(
+                (left, bottom),
+                width,
+                height,
+                boxstyle="round,pad=0.02,rounding_size=0.15",
+                facecolor=colour,
+                edgecolor=INK,
+            )
+        )
+        axes.text(left + width / 2, bottom + height / 2, text, ha="center", va="center", fontsize=9.5)
+    across = [("x", "proj"), ("proj", "map"), ("map", "state"), ("state", "read"), ("read", "out")]
+    across += [("noise", "dist"), ("dist", "omega")]
+    for start, end in across:
+        (a, b, w, h, *_), (c, d, _, e, *_) = boxes[start], boxes[end]
+        _arrow(axes, (a + w, b + h / 2), (c, d + e / 2))
+    _arrow(axes, (10.85, 6.2), (8.8, 4.9))
+    _arrow(axes, (7.25, 1.7), (7.25, 2.7))
+    axes.text(0.2, 7.3, "Learned: the blue\nand orange boxes.", fontsize=9.5, va="top")
+    axes.text(
+        12.6,
+        7.4,
+        "Nothing of the size L x L\nor L x R is ever held.\nThe state is all that\ndecoding needs.",
+        fontsize=9.5,
+        va="top",
+    )
+    return figure
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color=INK, shrinkA=2, shrinkB=2))
+
+
+@torch.no_grad()
+def kernel() -> Figure:
+    """Distributions of frequencies in the plane, and the kernels that are their Fourier transforms."""
+    torch.manual_seed(0)
+    ring = torch.linspace(0, 2 * torch.pi, 17)[:-1]
+    spectra = {
+        "one Gaussian": 1.2 * torch.randn(400, 2),
+        "mixture, +mean and -mean": torch.cat(
+            [s * torch.tensor([2.5, 0.0]) + 0.6 * torch.randn(200, 2) for s in (1, -1)]
+        ),
+        "atoms on a ring": 2.5 * torch.stack([ring.cos(), ring.sin()], -1),
+    }
+    figure, grid = plt.subplots(2, 3, figsize=(WIDE, 4.6), layout="constrained", height_ratios=(1.2, 1))
+    distance = torch.linspace(-4, 4, 161)
+    for column, (name, omega) in enumerate(spectra.items()):
+        top, bottom = grid[:, column]
+        top.scatter(omega[:, 0], omega[:, 1], s=8, color=LEARNED, alpha=0.6, linewidths=0)
+        top.set(xlim=(-4.5, 4.5), ylim=(-4.5, 4.5), aspect="equal", xticks=[-4, 0, 4], yticks=[-4, 0, 4])
+        top.set_title(name)
+        for axis, colour, style in ((0, LEARNED, "-"), (1, FIXED, "--")):
+            estimate = torch.cos(distance[:, None] * omega[:, axis]).mean(-1)
+            bottom.plot(distance, estimate, style, color=colour, label=("across", "along")[axis])
+        bottom.set(ylim=(-1.1, 1.1), xlabel="key - query")
+        bottom.grid()
+    grid[0, 0].set_ylabel("frequencies")
+    grid[1, 0].set_ylabel("kernel (rks)")
+    grid[1, 0].legend(["horizontally", "vertically"], loc="lower right", fontsize=8.5, handlelength=1.4)
+    return figure
+
+
+@torch.no_grad()
+def noise() -> Figure:
+    """Estimates of one kernel from few and from many frequencies, several draws of each."""
+    figure, grid = plt.subplots(1, 3, figsize=(WIDE, 2.6), layout="constrained", sharey=True)
+    distance = torch.linspace(-4, 4, 161)
+    for axes, count in zip(grid, (8, 64, 512), strict=True):
+        attention = klformer.build_attention("rbf-rks", num_heads=1, head_dim=1, num_frequencies=count, smoothing=0.0)
+        for draw in range(8):
+            klformer.resample(attention, torch.Generator().manual_seed(draw))
+            estimate = attention.kernel.estimate(torch.zeros(1, 1, 1, 1), distance.view(1, 1, -1, 1))
+            axes.plot(distance, estimate.flatten(), color=LEARNED, alpha=0.5, linewidth=1)
+        axes.plot(distance, (-(distance**2) / 2).exp(), color=TRUTH, linewidth=2, linestyle="--")
+        axes.set(title=f"R = {count}", xlabel="key - query")
+        axes.grid()
+    grid[0].set_ylabel("kernel")
+    return figure
+
+
+def masks() -> Figure:
+    """Which keys a query sees: padding, causal, both."""
+    figure, grid = plt.subplots(1, 3, figsize=(WIDE, 3.2), layout="constrained")
+    length, kept = 8, torch.arange(8) < 6
+    padding = kept.expand(length, -1)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    panels = {"key_mask, 2 of padding": padding, "causal=True": causal, "both": padding & causal}
+    for axes, (title, seen) in zip(grid, panels.items(), strict=True):
+        axes.pcolormesh(
+            seen.float().flip(0),
+            cmap=plt.matplotlib.colors.ListedColormap(["#eeeeee", LEARNED]),
+            edgecolors="white",
+            vmin=0,
+            vmax=1,
+        )
+        axes.set(title=title, xlabel="key", aspect="equal", xticks=[0.5, 7.5], xticklabels=["0", "7"])
+        axes.set(yticks=[0.5, 7.5], yticklabels=["7", "0"])
+    grid[0].set_ylabel("query")
+    return figure
+
+
+DRAWINGS: dict[str, Callable[[], Figure]] = {
+    "overview": overview,
+    "architecture": architecture,
+    "concept-kernel": kernel,
+    "concept-noise": noise,
+    "concept-masks": masks,
+}
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or DRAWINGS:
+        save(DRAWINGS[wanted](), FIGURES / f"{wanted}.png")
+        print(f"docs/figures/{wanted}.png")

@@ -1,0 +1,62 @@
+"""Python blocks of all pages run as they stand, page by page, and print what stands below them.
+
+A block that can't be run here has a comment above it: <!-- not run: why -->. A block of text right after a Python block
+is what it prints.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from klformer.attention.base import ATTENTIONS
+from klformer.cli.main import COMMANDS
+from klformer.kernels import SPECTRA
+from klformer.tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+#: Pages whose blocks another test runs.
+ELSEWHERE = {"convert.md": "tests/conversion/test_tutorial.py"}
+#: Pages whose plugin is whatever the reader has.
+NO_PLUGIN = ("extending.md",)
+BLOCK = re.compile(
+    r"(?P<comment><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```)?",
+    re.DOTALL | re.MULTILINE,
+)
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text() and page.name not in ELSEWHERE]
+
+
+def test_every_block_of_python_is_seen():
+    for page in WITH_CODE:
+        text = page.read_text()
+        assert len(list(BLOCK.finditer(text))) == text.count("```python"), page
+
+
+def test_pages_that_are_run_elsewhere_are():
+    for page, test in ELSEWHERE.items():
+        assert page in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_run_and_print_what_the_page_says(page, home, monkeypatch):
+    for registry in (ATTENTIONS, SPECTRA, TASKS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    names = {"__name__": "__main__"}
+    for block in BLOCK.finditer(page.read_text()):
+        if block["comment"]:
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block["code"], str(page), "exec"), names)
+        if block["output"] is not None:
+            assert printed.getvalue() == block["output"]
+    # What the page registers is known now: its commands with a plugin are read, too.
+    for line in re.findall(r"^ {4}klformer --plugin \S+ (.*)$", page.read_text(), flags=re.MULTILINE):
+        name, *arguments = shlex.split(line, comments=True)
+        if page.name not in NO_PLUGIN:
+            import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")

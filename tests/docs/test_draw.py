@@ -1,0 +1,31 @@
+"""The figures of README and concept pages can be drawn again from what is in the repository."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+from klformer.plotting import COLOURS
+
+DOCS = Path(__file__).parents[2] / "docs"
+DRAW = runpy.run_path(str(DOCS / "draw.py"))
+
+
+@pytest.mark.parametrize("name", DRAW["DRAWINGS"])
+def test_a_figure_can_be_drawn_and_is_there(name):
+    figure = DRAW["DRAWINGS"][name]()
+    try:
+        assert figure.axes
+        sizes = [text.get_fontsize() for axes in figure.axes for text in axes.texts + axes.get_xticklabels()]
+        assert min(sizes, default=11) >= 9, "it is to be read at half of its size"
+    finally:
+        plt.close(figure)
+    assert (DOCS / "figures" / f"{name}.png").exists()
+
+
+def test_bars_of_the_overview_are_told_apart_by_everybody():
+    figure = DRAW["overview"]()
+    colours = {patch.get_facecolor() for patch in figure.axes[0].patches}
+    plt.close(figure)
+    assert colours <= {plt.matplotlib.colors.to_rgba(colour) for colour in COLOURS}

@@ -1,0 +1,58 @@
+"""Tables of the docs are what the data says, and what can't be made is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from klformer.analysis.evidence.pages import render
+from klformer.errors import ArgumentError, FileError
+
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "setting": "a: accuracy, %",
+    "attention": "gmm-rks",
+    "draw": "redrawn",
+    "seeds": 3,
+    "learned": 90.0,
+    "learned_std": 1.0,
+    "frozen": 80.0,
+    "frozen_std": 2.0,
+    "difference": 10.0,
+    "standard_error": 1.5,
+    "pairs": 3,
+}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_pages_are_as_their_data_says(page):
+    text = page.read_text()
+    assert render(text, ROOT, str(page)) == text, "make evidence renders it again"
+
+
+def test_a_table_is_made_of_the_rows_that_are_asked_for(tmp_path):
+    rows = [ROW, ROW | {"draw": "kept", "standard_error": 6.0}, ROW | {"setting": "b"}]
+    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+    page = 'before\n<!-- table learned data.json "setting=a: accuracy, %" -->\nold\n<!-- /table -->\nafter\n'
+    lines = render(page, tmp_path, "page").splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert "old" not in lines
+    assert [line for line in lines if line.startswith("| `")] == [
+        "| `gmm-rks` | redrawn | 3 | 90.00 +- 1.00 | 80.00 +- 2.00 | **+10.00 +- 1.50** |",
+        "| `gmm-rks` | kept | 3 | 90.00 +- 1.00 | 80.00 +- 2.00 | +10.00 +- 6.00 |",
+    ]
+    assert render("\n".join(lines), tmp_path, "page") == "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("pie data.json", ArgumentError, "page: unknown kind of table 'pie'; known are learned"),
+        ("learned data.json draw=never", ArgumentError, "page: data.json has no row with draw=never"),
+        ("learned gone.json", FileError, "gone.json can't be read as data of a table"),
+    ],
+)
+def test_what_can_not_be_rendered_is_refused(tmp_path, words, error, message):
+    (tmp_path / "data.json").write_text(json.dumps({"rows": [ROW]}))
+    with pytest.raises(error, match=message):
+        render(f"<!-- table {words} -->\n<!-- /table -->\n", tmp_path, "page")
