@@ -40,7 +40,8 @@ def by_definition(
             kernel = mechanism.features(q, role="query") @ mechanism.features(k, role="key").transpose(-1, -2)
             visible = reference.visible_pairs(q.shape[2], k.shape[2], key_mask[:, None], causal)
             log_weights = torch.zeros(visible.shape, dtype=v.dtype).masked_fill(~visible, float("-inf"))
-            smoothing = mechanism.kernel._present_smoothing(v)
+            own = getattr(mechanism, "kernel", None)
+            smoothing = None if own is None else own._present_smoothing(v)
             smoothing = None if smoothing is None else smoothing.to(v.dtype)[:, None, None]
             return reference.attention_from_kernel(kernel, log_weights, v, smoothing)
 

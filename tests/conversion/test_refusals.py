@@ -19,7 +19,7 @@ def _no_work(monkeypatch):
     def work(*args, **kwargs):
         raise AssertionError("it was not refused")
 
-    monkeypatch.setattr("klformer.conversion.api.start", work)
+    monkeypatch.setattr("klformer.conversion.api.learn_kernels", work)
     monkeypatch.setattr(fit, "_fit_batch", work)
 
 

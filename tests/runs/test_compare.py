@@ -56,7 +56,8 @@ def test_runs_side_by_side_stop_together_go_on_and_are_the_runs_one_after_the_ot
     with pytest.raises(Interrupted, match="SIGTERM: 0 of 2 runs are done, the others are saved"):
         compare([Variant(config) for config in configs], out, reporter=listener, jobs=2, labelled=labelled)
     assert labels == ["[1/2]", "[2/2]"]
-    assert sum("stopped after step" in said or "ended before" in said for said in listener.said) == 2
+    ends = ("stopped after step", "ended before", "interrupted before")  # whichever a slow machine has come to
+    assert sum(any(end in said for end in ends) for said in listener.said) == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert not multiprocessing.active_children()
     results = compare([Variant(config) for config in configs], out, reporter=SilentReporter(), jobs=2)

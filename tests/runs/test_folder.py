@@ -39,6 +39,7 @@ def test_a_run_says_what_its_task_is_to_readers_that_do_not_know_it(run):
         "label": "Sparsity 0.5",
         "chance": 1 / 9,
         "metric": {"name": "accuracy", "higher_is_better": True, "percent": True},
+        "classes": [],
     }
     facts = run.task_facts()
     assert facts.label == "Sparsity 0.5"
