@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
@@ -27,10 +28,15 @@ RECALL = "recall-laptop: accuracy, %"
 INK, GREEN = "#22272e", COLOURS[2]
 
 
+def _recalled() -> list[dict[str, Any]]:
+    """What was measured on recall."""
+    return [row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL]
+
+
 def overview() -> Figure:
     """What learning a kernel does to accuracy, and what a kernel does to time."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE + 1, 3.5), layout="constrained", width_ratios=(1.25, 1))
-    rows = {row["attention"]: row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL}
+    rows = {row["attention"]: row for row in _recalled() if row["draw"] != "kept"}
     learned = ["gmm-prf", "fastfood-prf", "generative-prf", "gmm-rks"]
     names = ["performer", *learned, "softmax"]
     for place, name in enumerate(names):
@@ -53,8 +59,9 @@ def overview() -> Figure:
     for result in measured["results"]:
         lines.setdefault(result["name"], []).append((result["length"], result["seconds"]["median"]))
     plot_against_length(right, lines)
-    for line, colour in zip(right.lines, (TRUTH, FIXED, GREEN, LEARNED), strict=True):
-        line.set_color(colour)
+    colours = {"softmax": TRUTH, "performer": FIXED, "gmm-rks": GREEN, "generative-prf": LEARNED}
+    for line in right.lines:
+        line.set_color(colours[str(line.get_label())])
     right.set_ylabel("seconds")
     right.set_title("Forward and backward, one core")
     right.legend()

@@ -81,7 +81,9 @@ class Encoder:
 
 def train(encoder: Encoder, pairs: list[Pair], steps: int) -> None:
     optimiser = torch.optim.AdamW(encoder.model.parameters(), lr=1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=1e-3, total_steps=steps, pct_start=max(0.1, 2 / steps))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, max_lr=1e-3, total_steps=steps, pct_start=max(0.1, 2 / steps)
+    )
     order = random.Random(1)
     encoder.model.train()
     for step in range(steps):
