@@ -7,6 +7,7 @@ computes it alone.
 import json
 import sys
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -304,7 +305,9 @@ NO_WORDS = {"averaged gradients", "equal parts", "checkpointed layers"}
 
 
 def run_all(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    # A rank that fails in the middle of a case leaves the others waiting: they fail as well, and say so.
+    patience = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=patience)
     ranks, results = Ranks(), {}
     for name in sys.argv[2:] or case_names():
         first, *words = name.split()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from klformer.attention.base import ATTENTIONS
+from klformer.attention.registry import ATTENTIONS
 from klformer.kernels import SPECTRA
 from klformer.tasks import TASKS
 

@@ -16,7 +16,8 @@ away), padding, any length. Not: other keys than its own sequence's, decoding st
 import torch
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join

@@ -12,13 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klformer.attention.base import (
-    ATTENTIONS,
-    AttentionEntry,
-    AttentionMechanism,
-    AttentionSizes,
-    keyword_options,
-)
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import ATTENTIONS, AttentionEntry, keyword_options
 from klformer.checks import check_choice
 from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution

@@ -12,7 +12,8 @@ Not: causal, because every row mixes all positions; decoding.
 import torch
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import register_attention
 from klformer.checks import check_count, check_flag
 from klformer.ops.softmax_attention import attend, hide
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities
+from klformer.attention.registry import register_attention
 from klformer.checks import check_choice, check_count
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import hide

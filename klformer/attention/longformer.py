@@ -12,7 +12,8 @@ Supports: causal (the past half of the window), padding, any length. Not: other 
 import torch
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import register_attention
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.kernels.coupling import draw_normal

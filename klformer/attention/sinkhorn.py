@@ -19,7 +19,8 @@ Not: other keys than its own sequence's, decoding step by step.
 import torch
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import register_attention
 from klformer.checks import check_count, check_number
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join
 from klformer.ops.precision import full_precision

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from klformer.attention.base import AttentionMechanism, register_attention
+from klformer.attention.base import AttentionMechanism
+from klformer.attention.registry import register_attention
 from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 

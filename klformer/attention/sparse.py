@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes
+from klformer.attention.registry import register_attention
 from klformer.checks import check_choice, check_count
 from klformer.errors import ArgumentError
 from klformer.ops.blocks import block_positions, cut, cut_mask, join, neighbours

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from klformer.attention.base import AttentionMechanism, attention_options, build_attention, unknown_option
+from klformer.attention.base import AttentionMechanism
+from klformer.attention.registry import attention_options, build_attention, unknown_option
 from klformer.config import Config
 from klformer.errors import ArgumentError
 

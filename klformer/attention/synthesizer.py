@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities, register_attention
+from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities
+from klformer.attention.registry import register_attention
 from klformer.checks import check_choice, check_count
 from klformer.ops.precision import full_precision
 from klformer.ops.softmax_attention import attend, hide, softmax_weights, visible_keys

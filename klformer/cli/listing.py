@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
-from klformer.attention.base import ATTENTIONS
+from klformer.attention.registry import ATTENTIONS
 from klformer.cli.command import plain_command
 from klformer.runs.presets import DEFAULT_ATTENTION, preset, preset_names
 from klformer.tasks import TASKS, task_names

@@ -5,6 +5,7 @@ of all their gradients: the backward of an all-reduce is an all-reduce, and that
 with the factors turned round. No process ever waits for another but here.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -72,7 +73,7 @@ class ProcessParts(Parts):
         raise ArgumentError("a model that is spread over processes can't be pickled; save its state_dict()")
 
 
-class _Exchange:
+class _Exchange(ABC):
     """One exchange of values, and later one of gradients; each is begun, and ended by whoever needs its result."""
 
     def __init__(self, parts: ProcessParts) -> None:
@@ -80,17 +81,21 @@ class _Exchange:
         self._work: Any = None
         self._sent: Tensor | None = None
 
+    @abstractmethod
     def begin(self, x: Tensor) -> None:
-        raise NotImplementedError
+        """Send x."""
 
+    @abstractmethod
     def end(self) -> Tensor:
-        raise NotImplementedError
+        """What all have sent, brought together."""
 
+    @abstractmethod
     def begin_back(self, d_result: Tensor) -> None:
-        raise NotImplementedError
+        """Send the gradient of what `end` gave."""
 
+    @abstractmethod
     def end_back(self) -> Tensor:
-        raise NotImplementedError
+        """The gradient of x."""
 
     def _begin_sum(self, kind: str, x: Tensor) -> None:
         self._sent = x.detach().clone(memory_format=torch.contiguous_format)

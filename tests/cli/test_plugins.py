@@ -10,13 +10,13 @@ from cli_support import fails, run
 from support import TINY
 
 from klformer import plugins
-from klformer.attention.base import ATTENTIONS
+from klformer.attention.registry import ATTENTIONS
 from klformer.errors import ArgumentError
 from klformer.plugins import PluginError, load_plugin, load_plugins
 from klformer.tasks import TASKS
 
 ATTENTION = """
-from klformer.attention.base import register_attention
+from klformer.attention.registry import register_attention
 from klformer.attention.softmax import SoftmaxAttention
 
 register_attention("{name}", SoftmaxAttention, "softmax by another name")

@@ -8,12 +8,14 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from klformer.attention.base import ATTENTIONS
+from klformer.attention.registry import ATTENTIONS
 from klformer.cli.main import COMMANDS
 from klformer.kernels import SPECTRA
 from klformer.tasks import TASKS
@@ -40,6 +42,15 @@ def test_every_block_of_python_is_seen():
 def test_pages_that_are_run_elsewhere_are():
     for page, test in ELSEWHERE.items():
         assert page in (ROOT / test).read_text()
+
+
+def test_the_readme_runs_as_a_script_without_a_warning(tmp_path):
+    (block,) = BLOCK.finditer((ROOT / "README.md").read_text())
+    script = tmp_path / "example.py"
+    script.write_text(block["code"])
+    result = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "torch.Size([2, 1000, 64])\n"
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))

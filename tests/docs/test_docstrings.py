@@ -13,7 +13,7 @@ import klformer
 import klformer.conversion
 import klformer.kernels
 import klformer.nn
-from klformer.attention.base import ATTENTIONS
+from klformer.attention.registry import ATTENTIONS
 from klformer.kernels import SPECTRA
 from klformer.tasks import TASKS
 

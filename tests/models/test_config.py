@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 import klformer
-from klformer.attention.base import ATTENTIONS, register_attention
+from klformer.attention.registry import ATTENTIONS, register_attention
 from klformer.attention.softmax import SoftmaxAttention
 from klformer.config import describe_problems
 from klformer.errors import ArgumentError

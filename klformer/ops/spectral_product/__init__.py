@@ -11,7 +11,6 @@ answers queries; `state` makes values of such states, which are merged and kept 
 
 from torch import Tensor
 
-from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.shapes import check_key_bias, check_operands
 from klformer.ops.spectral_product.backends import BACKENDS, Backend, FusedBackend, choose_backend
 from klformer.ops.spectral_product.chunked import ChunkedBackend
@@ -19,9 +18,8 @@ from klformer.ops.spectral_product.inference import InferenceBackend
 from klformer.ops.spectral_product.operands import (
     SpectralKernel,
     SpectralOperands,
-    check_kernel,
+    checked_kernel,
     kept_keys,
-    smoothing_tensor,
 )
 from klformer.ops.spectral_product.reference import ReferenceBackend
 from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
@@ -73,7 +71,8 @@ def spectral_product(
         pair_offset: (H or 1, D), "rks" only. The frequencies are then omega + offset and omega - offset, 2 R of them,
             at the cost of R.
         smoothing: Added to the kernel, whose value at distance 0 is 1 without a frequency_bias; "rks" only. A number,
-            or one for each head, (H or 1,). Keeps denominators positive.
+            or one for each head, (H or 1,). A query whose kernel has a mean below half of it gets as much more as it
+            needs for that, so that no denominator is negative; without smoothing nothing is held.
         causal: Query i sees keys 0 .. i only; needs L = S.
         backend: "auto", or the name of one: "chunked", "softmax_pair" (prf that is not causal, through torch's fused
             attention; what "auto" takes on CUDA), "inference" (nothing is kept for gradients) or "reference"
@@ -94,14 +93,9 @@ def spectral_product(
     """
     check_operands(q, k, v, key_mask=key_mask, causal=causal)
     check_key_bias(key_bias, k)
-    kernel = SpectralKernel(
-        FEATURE_MAPS[feature_map],
-        omega=omega,
-        pair_offset=pair_offset,
-        frequency_bias=frequency_bias,
-        smoothing=smoothing_tensor(smoothing, q),
+    kernel = checked_kernel(
+        feature_map, k, omega, pair_offset=pair_offset, frequency_bias=frequency_bias, smoothing=smoothing
     )
-    check_kernel(kernel, num_heads=q.shape[1], head_dim=q.shape[3])
     mask = kept_keys(key_mask, key_bias)
     return attend(SpectralOperands(kernel, q, k, v, key_mask=mask, key_bias=key_bias, causal=causal), backend=backend)
 

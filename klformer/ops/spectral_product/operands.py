@@ -9,7 +9,7 @@ m_i = sum_j exp(b_j) kappa(q_i, k_j) / sum_j exp(b_j), is below s/2, this query 
 mean is below s/2, weights still sum to one, and results are bounded. A kernel that is not negative has means of s and
 more, and is left as it is. Without smoothing nothing is held.
 
-Both classes only hold tensors: they are checked once, by whoever takes them from a user (`check_kernel`,
+Both classes only hold tensors: they are checked once, by whoever takes them from a user (`checked_kernel`,
 `ops/shapes.py`).
 """
 
@@ -150,12 +150,33 @@ def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None
     return weighted if kept is None else kept & weighted
 
 
-def smoothing_tensor(smoothing: float | Tensor, like: Tensor) -> Tensor | None:
-    """What is added to a kernel as a tensor (H or 1,); None if it is nothing.
+def checked_kernel(
+    feature_map: str,
+    keys: Tensor,
+    omega: Tensor | None,
+    *,
+    pair_offset: Tensor | None,
+    frequency_bias: Tensor | None,
+    smoothing: float | Tensor,
+) -> SpectralKernel:
+    """The kernel that a user describes, for keys (B, H, S, D).
 
     Raises:
-        ArgumentError: it is negative or not finite.
+        ArgumentError: something does not fit the map, the heads or the head size.
     """
+    kernel = SpectralKernel(
+        FEATURE_MAPS[feature_map],
+        omega=omega,
+        pair_offset=pair_offset,
+        frequency_bias=frequency_bias,
+        smoothing=_smoothing_tensor(smoothing, keys),
+    )
+    _check_kernel(kernel, num_heads=keys.shape[1], head_dim=keys.shape[3])
+    return kernel
+
+
+def _smoothing_tensor(smoothing: float | Tensor, like: Tensor) -> Tensor | None:
+    """(H or 1,); None if there is none."""
     if isinstance(smoothing, Tensor):
         return smoothing
     if not 0 <= smoothing < math.inf:
@@ -169,7 +190,7 @@ def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:
     return torch.cat([omega + pair_offset.unsqueeze(-2), omega - pair_offset.unsqueeze(-2)], dim=-2)
 
 
-def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
+def _check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
     """Raises ArgumentError if a tensor of the kernel does not fit its map, the heads or the head size."""
     fmap, omega = kernel.feature_map, kernel.omega
     if (omega is not None) != fmap.needs_frequencies:

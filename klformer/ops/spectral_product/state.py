@@ -23,7 +23,7 @@ from klformer.ops.shapes import check_key_bias, check_key_mask, check_operands
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
 from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.key_values import NO_KEY, KeyValueState
-from klformer.ops.spectral_product.operands import SpectralKernel, check_kernel, kept_keys, smoothing_tensor
+from klformer.ops.spectral_product.operands import SpectralKernel, checked_kernel, kept_keys
 
 #: Of the files; one of another version is refused by its name.
 FORMAT = "klformer-state-1"
@@ -69,14 +69,9 @@ class KernelState:
     ) -> "KernelState":
         """The state of keys (B, H, S, D) and values (B, H, S, E); S may be 0. Arguments as in `spectral_product`."""
         check_operands(k, k, v, key_mask=key_mask)
-        kernel = SpectralKernel(
-            FEATURE_MAPS[feature_map],
-            omega=omega,
-            pair_offset=pair_offset,
-            frequency_bias=frequency_bias,
-            smoothing=smoothing_tensor(smoothing, k),
+        kernel = checked_kernel(
+            feature_map, k, omega, pair_offset=pair_offset, frequency_bias=frequency_bias, smoothing=smoothing
         )
-        check_kernel(kernel, num_heads=k.shape[1], head_dim=k.shape[3])
         empty = KernelState.empty(kernel, like=k, batch_size=k.shape[0], num_heads=k.shape[1], value_dim=v.shape[3])
         return empty.absorb(k, v, key_mask=key_mask, key_bias=key_bias)
 
