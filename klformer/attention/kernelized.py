@@ -117,9 +117,8 @@ class KernelizedAttention(AttentionMechanism):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: "KeyValueState | DecodingState"
     ) -> "tuple[Tensor, KeyValueState | DecodingState]":
         own = self._own(state)
-        with torch.no_grad():
-            bias = self.kernel.log_weights(own.prepared.kernel, k_t, None)
-            out = own.prepared.step(own.state, q_t, k_t, v_t, bias)
+        bias = self.kernel.log_weights(own.prepared.kernel, k_t, None)
+        out = own.prepared.step(own.state, q_t, k_t, v_t, bias)
         return out, state if isinstance(state, DecodingState) else own.state
 
     def _own(self, state: "KeyValueState | DecodingState") -> "DecodingState":

@@ -13,11 +13,11 @@ from rich.table import Table
 from klformer.attention import attention_names, attention_options, build_attention
 from klformer.bench.measure import (
     as_flags,
+    both_times,
     crossover,
     growth_power,
     in_own_process,
     measured_with_kept_memory,
-    round_times,
     show_power,
     spread,
 )
@@ -111,7 +111,12 @@ def run(options: AttentionBench) -> None:
         "results": results,
         "summary": summarise(results),
     }
-    quantities = ["seconds", *(["seconds_kept"] if options.kept else []), *(["memory"] if options.memory else [])]
+    quantities = [
+        "seconds",
+        "processor",
+        *(["seconds_kept"] if options.kept else []),
+        *(["memory"] if options.memory else []),
+    ]
     for quantity in quantities:
         console.print(_table(options, report, quantity))
     if options.out is not None:
@@ -149,15 +154,16 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
     sizes = options.sizes(length)
     subjects = {name: forward_and_backward(name, sizes) for name in options.attentions}
     with console.status(f"L={length:,}: time"):
-        times = round_times(subjects, repeats=options.repeats)
+        times = both_times(subjects, repeats=options.repeats)
     del subjects
     results = []
-    for name, seconds in times.items():
+    for name, (seconds, processor) in times.items():
         memory = None
         if options.memory:
             with console.status(f"L={length:,}: memory of {name}"):
                 memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
-        results.append({"name": name, "length": length, "seconds": spread(seconds), "memory": memory})
+        clocks = {"seconds": spread(seconds), "processor": spread(processor)}
+        results.append({"name": name, "length": length, **clocks, "memory": memory})
     return results
 
 
@@ -207,9 +213,11 @@ def _values(results: Sequence[Mapping[str, Any]], name: str, quantity: str) -> l
 def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) -> Table:
     timed = quantity != "memory"
     unit, scale = ("ms", 1e3) if timed else ("MiB", 1 / MEBIBYTE)
-    what = {"seconds": "time, default allocator", "seconds_kept": "time, freed memory kept"}.get(
-        quantity, "peak memory above the operands"
-    )
+    what = {
+        "seconds": "time, default allocator",
+        "processor": "processor time of all threads",
+        "seconds_kept": "time, freed memory kept",
+    }.get(quantity, "peak memory above the operands")
     shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
     table = Table(title=f"forward + backward, {what}, {unit}, {shape}")
     table.add_column("attention")

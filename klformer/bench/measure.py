@@ -47,7 +47,11 @@ def round_times(
 
 
 def both_times(
-    subjects: Mapping[Subject, Callable[[], object]], *, repeats: int
+    subjects: Mapping[Subject, Callable[[], object]],
+    *,
+    repeats: int,
+    slow_seconds: float = math.inf,
+    slow_repeats: int = 1,
 ) -> dict[Subject, tuple[list[float], list[float]]]:
     """As `round_times`: seconds of the wall, and of the processor (all threads), which other work disturbs less."""
     processor: dict[Subject, list[float]] = {subject: [] for subject in subjects}
@@ -60,7 +64,8 @@ def both_times(
 
         return call
 
-    wall = round_times({subject: counted(subject, run) for subject, run in subjects.items()}, repeats=repeats)
+    timed = {subject: counted(subject, run) for subject, run in subjects.items()}
+    wall = round_times(timed, repeats=repeats, slow_seconds=slow_seconds, slow_repeats=slow_repeats)
     return {subject: (wall[subject], processor[subject][1:]) for subject in subjects}  # the first warms up
 
 

@@ -16,9 +16,9 @@ from klformer.attention import attention_names
 from klformer.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
 from klformer.bench.measure import (
     as_flags,
+    both_times,
     in_own_process,
     measured_with_kept_memory,
-    round_times,
     spread,
     with_spread,
 )
@@ -121,10 +121,11 @@ def run(options: PeersBench) -> None:
     for length in options.lengths:
         sizes = options.sizes(length)
         errors = {pair: check_same(pair, sizes) for pair in compared if pair.same}
-        rounds = _measure_time(compared, sizes, options, console)
+        times = _measure_time(compared, sizes, options, console)
+        rounds = {contender: wall for contender, (wall, _) in times.items()}
         processes = range(options.memory_repeats if options.memory else 0)
         memory = {c: [_measure_memory(c, sizes, console) for _ in processes] for c in rounds}
-        subjects += [_subject(c, sizes, rounds[c], memory[c]) for c in rounds]
+        subjects += [_subject(c, sizes, *times[c], memory[c]) for c in times]
         comparisons += [_comparison(pair, sizes, errors.get(pair), rounds, memory) for pair in compared]
         if again is not None:
             _attach(subjects, again["subjects"], "seconds")
@@ -159,10 +160,11 @@ def measure_memory(options: PeerMemory) -> None:
 
 def _measure_time(
     compared: Sequence[Pair], sizes: PeerSizes, options: PeersBench, console: Console
-) -> dict[Contender, list[float]]:
+) -> dict[Contender, tuple[list[float], list[float]]]:
+    """Seconds of the wall and of the processor, of all rounds."""
     contenders = dict.fromkeys(contender for pair in compared for contender in (pair.ours, pair.peer))
     with console.status(f"L={sizes.length:,}: time"):
-        return round_times(
+        return both_times(
             {c: forward_and_backward(c, sizes) for c in contenders},
             repeats=options.repeats,
             slow_seconds=options.slow_seconds,
@@ -176,11 +178,18 @@ def _measure_memory(contender: Contender, sizes: PeerSizes, console: Console) ->
         return int(in_own_process(["peers-memory", *flags]))
 
 
-def _subject(contender: Contender, sizes: PeerSizes, seconds: Sequence[float], memory: Sequence[int]) -> dict[str, Any]:
+def _subject(
+    contender: Contender,
+    sizes: PeerSizes,
+    seconds: Sequence[float],
+    processor: Sequence[float],
+    memory: Sequence[int],
+) -> dict[str, Any]:
     who = {"name": contender.label(), **asdict(contender), "length": sizes.length}
     return who | {
         "rounds": len(seconds),
         "seconds": spread(seconds),
+        "processor": spread(processor),
         "memory": spread(memory) if memory else None,
     }
 
@@ -218,12 +227,12 @@ def _subject_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=f"forward + backward, {shape}")
     table.add_column("")
     kept = any("seconds_kept" in row for row in rows)
-    times = ["ms (lowest to highest)", *(["ms, freed memory kept"] if kept else [])]
+    times = ["ms (lowest to highest)", "processor ms", *(["ms, freed memory kept"] if kept else [])]
     for column in (*times, "rounds", "MiB above the operands"):
         table.add_column(column, justify="right")
     for row in rows:
         memory = "" if row["memory"] is None else with_spread(row["memory"], ",.0f", 1 / MEBIBYTE)
-        fields = ("seconds", "seconds_kept") if kept else ("seconds",)
+        fields = ("seconds", "processor", "seconds_kept") if kept else ("seconds", "processor")
         cells = [with_spread(row[field], ",.1f", 1e3) for field in fields]
         table.add_row(row["name"], *cells, str(row["rounds"]), memory)
     return table

@@ -12,7 +12,6 @@ maps may be shifted by the caller, whose business it is to make the shift cancel
 `name` stands behind a dash in the names of attentions: `gmm-rks`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from klformer.ops.turns import cos_and_sin_of_turns, counts_turns
 from klformer.registry import Registry
 
 
@@ -41,13 +39,9 @@ class FeatureMap(ABC):
     #: Options that every kernel with this map has, with their defaults.
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
-    def unit(self, like: Tensor) -> float:
-        """What frequencies are multiplied by before the product that makes scores, on this device and precision."""
-        return 1.0
-
     @abstractmethod
     def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
-        """Features of scores, which are in `unit`s; written to `out`, which is returned. Overwrites the scores.
+        """Features of scores, written to `out`, which is returned. May overwrite the scores.
 
         Args:
             scores: R of them along axis `dim`.
@@ -56,7 +50,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
-        """Gradient of the scores, R along axis `dim`, in units of 1. Overwrites `d_phi`.
+        """Gradient of the scores, R along axis `dim`; a part of `d_phi`, which is overwritten.
 
         Features that were multiplied by a constant may be given, with the gradient of the product.
         """
@@ -76,22 +70,16 @@ class RandomKitchenSinks(FeatureMap):
     # The authors' code and the paper's presets have 1: a contrast of 2 : 1 at most (docs/decisions.md).
     options = MappingProxyType({"smoothing": 0.1, "learn_smoothing": False})
 
-    def unit(self, like: Tensor) -> float:
-        return 1 / math.tau if counts_turns(like) else 1.0
-
     def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
         cos, sin = out.chunk(2, dim)
-        if counts_turns(scores):
-            cos_and_sin_of_turns(scores, cos, sin)
-        else:
-            torch.cos(scores, out=cos)
-            torch.sin(scores, out=sin)
+        torch.cos(scores, out=cos)
+        torch.sin(scores, out=sin)
         return out
 
     def vjp(self, phi: Tensor, d_phi: Tensor, dim: int) -> Tensor:
         cos, sin = phi.chunk(2, dim)
         d_cos, d_sin = d_phi.chunk(2, dim)
-        return (d_sin * cos).addcmul_(sin, d_cos, value=-1)
+        return d_sin.mul_(cos).addcmul_(sin, d_cos, value=-1)
 
     def explicit(self, scores: Tensor, log_weight: Tensor | None = None) -> Tensor:
         weight = 1.0 if log_weight is None else log_weight.exp()

@@ -10,6 +10,7 @@ from support import relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
+from klformer.errors import ArgumentError
 from klformer.ops import spectral_product as op
 from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
@@ -484,6 +485,11 @@ class Calls(TorchDispatchMode):
         "detach",
         "squeeze",
         "t",
+        "unbind",
+        "split",
+        "unsafe_view",
+        "new_empty",
+        "promote_types",
     )
 
     def __init__(self):
@@ -512,3 +518,33 @@ def test_a_gpu_has_few_launches(monkeypatch, feature_map, causal, most):
             saved[-1] = torch.full(saved[-1].shape, tiling.GPU_CAUSAL_CHUNK)
         backend.backward(call, saved, torch.empty_like(q), ("omega",))
     assert 20 < calls.count <= most
+
+
+@pytest.mark.parametrize("recompute", ["always", "never"])
+def test_features_are_kept_or_made_again_as_asked(recompute):
+    q, k, v = (torch.randn(2, 3, 40, 8, dtype=torch.float64).requires_grad_() for _ in range(3))
+    omega = torch.randn(3, 16, 8, dtype=torch.float64)
+    saved = []
+
+    def count(x):
+        saved.append(x.numel())
+        return x
+
+    def gradients(choice):
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            out = op.spectral_product(q, k, v, omega, feature_map="rks", smoothing=1.0, recompute=choice)
+        return torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    for x, y in zip(gradients(recompute), gradients("auto"), strict=True):
+        torch.testing.assert_close(x, y)
+    saved.clear()
+    gradients(recompute)
+    assert (saved.count(2 * 3 * 32 * 40) >= 2) == (recompute == "never")
+
+
+def test_recompute_is_refused_where_it_means_nothing():
+    q = torch.randn(1, 1, 4, 2)
+    with pytest.raises(ArgumentError, match="recompute"):
+        op.spectral_product(q, q, q, torch.randn(1, 3, 2), feature_map="rks", recompute="sometimes")
+    with pytest.raises(ArgumentError, match="backend 'chunked'"):
+        op.spectral_product(q, q, q, torch.randn(1, 3, 2), feature_map="rks", recompute="never", backend="reference")

@@ -53,10 +53,13 @@ class ModelBench:
       klformer bench model --out bench
       klformer bench model --tasks text --attentions softmax gmm-rks fastfood-prf --batch-size paper --lengths
       klformer bench model --tasks --lengths 1024 2048 4096 --out bench
+      klformer bench model --preset laptop --tasks text --lengths
     """
 
     tasks: tuple[str, ...] = tuple(CPU_BATCH_SIZES)
     """Tasks of the table of speed; none to leave it out."""
+    preset: Literal["paper", "laptop"] = "paper"
+    """Whose models: the paper's, or those of the preset for a laptop, with its batches and lengths."""
     attentions: tuple[str, ...] = PAPER_ATTENTIONS
     """Attentions, with options after a colon; softmax-materialised is softmax with its scores written out."""
     batch_size: int | Literal["paper"] | None = None
@@ -150,10 +153,15 @@ def _measure_task(
     options: ModelBench, task: str, device: Literal["cpu", "cuda"], console: Console
 ) -> list[dict[str, Any]]:
     """A row for each attention on one task."""
-    length = TASKS[task].default_max_len if options.max_len is None else options.max_len
-    paper_batch = PAPER_BATCH_SIZES[task]
-    batch = _choose_batch(options, ModelStep(task, "", paper_batch, length, 0, device), console)
-    steps = {name: ModelStep(task, name, batch.size, length, options.steps, device) for name in options.attentions}
+    table = preset_table(options.preset, task)
+    own_length = TASKS[task].default_max_len if options.preset == "paper" else table["data"].get("max_len")
+    length = options.max_len or own_length or TASKS[task].default_max_len
+    paper_batch = PAPER_BATCH_SIZES[task] if options.preset == "paper" else table["training"]["batch_size"]
+    paper = ModelStep(task, "", paper_batch, length, 0, device, options.preset)
+    batch = _choose_batch(options, paper, console)
+    steps = {
+        name: replace(paper, attention=name, batch_size=batch.size, steps=options.steps) for name in options.attentions
+    }
     memory = _rounds([replace(step, steps=0) for step in steps.values()], 1, console)
     timed = [step for step in steps.values() if not isinstance(memory[replace(step, steps=0)], str)]
     seconds = _rounds(timed, options.repeats, console)
@@ -161,7 +169,12 @@ def _measure_task(
     rows = []
     for step in steps.values():
         taken = memory[replace(step, steps=0)]
-        row = _row(step, taken) | {"paper_batch_size": paper_batch, "batch_note": batch.note, "relative": None}
+        row = _row(step, taken) | {
+            "paper_batch_size": paper_batch,
+            "batch_note": batch.note,
+            "relative": None,
+            "preset": options.preset,
+        }
         rounds = seconds.get(step, taken)
         if isinstance(rounds, str):
             row |= {"not_run": rounds}
@@ -189,7 +202,7 @@ def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Ba
     most = None
     if options.max_batch_size is not None:
         most = Batch(options.max_batch_size, f"limited to {options.max_batch_size}")
-    elif paper.device == "cpu":
+    elif paper.device == "cpu" and paper.preset == "paper":
         most = Batch(CPU_BATCH_SIZES[paper.task], f"limited to {CPU_BATCH_SIZES[paper.task]} on the CPU")
     return choose_batch(probe, options.attentions, paper=paper.batch_size, most=most, memory_limit=options.memory_limit)
 
@@ -199,7 +212,10 @@ def _measure_lengths(options: ModelBench, device: Literal["cpu", "cuda"], consol
     rows: list[dict[str, Any]] = []
     last: dict[str, dict[str, Any]] = {}
     for length in sorted(options.lengths):
-        steps = {name: ModelStep(LENGTH_TASK, name, 1, length, 0, device) for name in options.length_attentions}
+        steps = {
+            name: ModelStep(LENGTH_TASK, name, 1, length, 0, device, options.preset)
+            for name in options.length_attentions
+        }
         reasons = {name: _reason_to_skip(options, name, length, last.get(name)) for name in steps}
         found = _rounds([steps[name] for name in steps if reasons[name] is None], 1, console)
         for name, step in steps.items():

@@ -60,7 +60,8 @@ def draw_speed(report: dict[str, Any], *targets: Path) -> None:
         axes.grid(alpha=0.3)
     figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     where = report["environment"].get("device", report["environment"]["machine"])
-    figure.suptitle(f"Training the paper's models: {where}, {report['environment']['date']}", fontsize=10)
+    preset, date = report["options"].get("preset", "paper"), report["environment"]["date"]
+    figure.suptitle(f"Training the models of preset {preset}: {where}, {date}", fontsize=10)
     save(figure, *targets)
 
 
@@ -75,7 +76,7 @@ def draw_length(report: dict[str, Any], *targets: Path) -> None:
     axes.set_ylabel("peak memory of a step, MiB above model and optimiser")
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     date = report["environment"]["date"]
-    figure.suptitle(f"Memory against length: the paper's Text model, one sequence, {date}", fontsize=10)
+    figure.suptitle(f"Memory against length: the Text model, one sequence, {date}", fontsize=10)
     save(figure, *targets)
 
 
@@ -89,7 +90,8 @@ def _say(console: Console, heading: str, table: Table, note: str) -> None:
 def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
     batch, paper_batch, length = rows[0]["batch_size"], rows[0]["paper_batch_size"], rows[0]["length"]
     reason = f"; {rows[0]['batch_note']}" if rows[0]["batch_note"] else ""
-    size = "the paper's" if batch == paper_batch else f"the paper has {paper_batch}{reason}"
+    whose = "the paper" if rows[0].get("preset", "paper") == "paper" else f"preset {rows[0]['preset']}"
+    size = f"{whose}'s" if batch == paper_batch else f"{whose} has {paper_batch}{reason}"
     one, many = ("pair of sequences", "pairs of sequences") if TASKS[task].is_pair else ("sequence", "sequences")
     return f"{task}: training step of {batch} {one if batch == 1 else many} ({size}) of {length:,} tokens"
 

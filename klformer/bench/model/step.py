@@ -41,6 +41,8 @@ class ModelStep:
     """Steps that are timed; 0 to measure the memory of one instead."""
     device: Literal["cpu", "cuda"]
     """Where to compute."""
+    preset: str = "paper"
+    """Preset of the model."""
 
     def describe(self) -> str:
         return f"{self.task}, {self.attention}, {self.batch_size} x {self.length:,} tokens"
@@ -98,7 +100,7 @@ def in_own_process(step: ModelStep) -> float:
 
 def configuration(step: ModelStep) -> ExperimentConfig:
     attention = AttentionSpec.parse("softmax" if step.attention == MATERIALISED else step.attention)
-    config = preset("paper", step.task, attention)
+    config = preset(step.preset, step.task, attention)
     return config.model_copy(update={"data": config.data.model_copy(update={"max_len": step.length})})
 
 

@@ -11,9 +11,11 @@ answers queries; `state` makes values of such states, which are merged and kept 
 
 from torch import Tensor
 
+from klformer.checks import check_choice
+from klformer.errors import ArgumentError
 from klformer.ops.shapes import check_key_bias, check_operands
 from klformer.ops.spectral_product.backends import BACKENDS, Backend, FusedBackend, choose_backend
-from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.chunked import ChunkedBackend, Recompute
 from klformer.ops.spectral_product.inference import InferenceBackend
 from klformer.ops.spectral_product.operands import (
     SpectralKernel,
@@ -24,11 +26,17 @@ from klformer.ops.spectral_product.operands import (
 from klformer.ops.spectral_product.reference import ReferenceBackend
 from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
 
+#: Backends that make features again in backward always, and never, by name.
+RECOMPUTE: dict[str, Recompute] = {"chunked_always": "always", "chunked_never": "never"}
+
 # In the order in which `auto` asks.
 BACKENDS.add("inference", InferenceBackend("inference"))
 BACKENDS.add("softmax_pair", SoftmaxPairBackend("softmax_pair"))
 BACKENDS.add("chunked", ChunkedBackend("chunked"))
 BACKENDS.add("reference", ReferenceBackend())
+# Never chosen by `auto`: what `recompute` asks for.
+for _name, _recompute in RECOMPUTE.items():
+    BACKENDS.add(_name, ChunkedBackend(_name, recompute=_recompute))
 
 __all__ = [
     "BACKENDS",
@@ -56,6 +64,7 @@ def spectral_product(
     smoothing: float | Tensor = 0.0,
     causal: bool = False,
     backend: str = "auto",
+    recompute: Recompute = "auto",
 ) -> Tensor:
     """Attention with the kernel of `feature_map` at the frequencies `omega`, in time and memory linear in the length.
 
@@ -77,6 +86,9 @@ def spectral_product(
         backend: "auto", or the name of one: "chunked", "softmax_pair" (prf that is not causal, through torch's fused
             attention; what "auto" takes on CUDA), "inference" (nothing is kept for gradients) or "reference"
             (quadratic).
+        recompute: Whether backward makes the features of a bidirectional "rks" or "elu" product again ("always") or
+            forward keeps them, 4 F (L + S) bytes a head ("never"). "auto" keeps them on a GPU if they take no more than
+            32 MiB in all; on a CPU that gained nothing. Other products always make them again.
 
     Returns:
         (B, H, L, E), in the type of `v`. Computed in float32 at least, also under autocast. Differentiable in q, k, v,
@@ -97,13 +109,20 @@ def spectral_product(
         feature_map, k, omega, pair_offset=pair_offset, frequency_bias=frequency_bias, smoothing=smoothing
     )
     mask = kept_keys(key_mask, key_bias)
-    return attend(SpectralOperands(kernel, q, k, v, key_mask=mask, key_bias=key_bias, causal=causal), backend=backend)
+    operands = SpectralOperands(kernel, q, k, v, key_mask=mask, key_bias=key_bias, causal=causal)
+    return attend(operands, backend=backend, recompute=recompute)
 
 
-def attend(operands: SpectralOperands, *, backend: str = "auto") -> Tensor:
+def attend(operands: SpectralOperands, *, backend: str = "auto", recompute: Recompute = "auto") -> Tensor:
     """The product of operands that are known to fit; shapes as in `spectral_product`.
 
     Raises:
         ArgumentError: there is no such backend, or it can't serve the call.
     """
+    check_choice("recompute", recompute, ("auto", *RECOMPUTE.values()))
+    if recompute != "auto":
+        if backend not in ("auto", "chunked"):
+            raise ArgumentError(f"recompute={recompute!r} is for backend 'chunked', got {backend!r}")
+        if operands.wants_gradients and not (operands.causal or operands.feature_map.exponential):
+            backend = f"chunked_{recompute}"
     return choose_backend(backend, operands).attend(operands)

@@ -16,22 +16,24 @@ from klformer.ops.feature_maps import FeatureMap
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
 from klformer.ops.spectral_product.key_values import NO_KEY, KeyValueState
-from klformer.ops.spectral_product.operands import FLOOR, SpectralKernel
+from klformer.ops.spectral_product.operands import FLOOR, SpectralKernel, paired_frequencies
 
 #: Tokens of a prompt that are worked on at a time.
 PROMPT_CHUNK = 256
+#: How far a score may be above its shift before the state is made to refer to a larger one: a power of two that is far
+#: from the largest number, so that this is rare.
+MAX_RISE = 30.0
 
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """A kernel in the form that a step needs."""
+    """A kernel in the form that a step needs. Pairs of frequencies are written out."""
 
     kernel: SpectralKernel
     num_heads: int
     head_dim: int
-    like: Tensor  # empty, with the device and the precision of states
-    omega: Tensor | None  # (H or 1, D, R) in the unit of the scores
-    pair_offset: Tensor | None  # (H or 1, D, 1)
+    one: Tensor  # (1, 1, 1, 1), with the device and the precision of states
+    omega: Tensor | None  # (H or 1, D, R); for scores to base 2 where the map is exponential
     frequency_bias: Tensor | None  # (H or 1, 1, R); to base 2 for exponential maps, else the weights (H or 1, 1, F)
     smoothing: Tensor | None  # (H or 1, 1, 1), times R
 
@@ -39,20 +41,20 @@ class PreparedKernel:
     @torch.no_grad()
     def of(kernel: SpectralKernel, *, num_heads: int, head_dim: int, like: Tensor) -> "PreparedKernel":
         """For states on the device of `like` and at least in its precision."""
-        like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
-        fmap, omega, bias = kernel.feature_map, kernel.omega, kernel.frequency_bias
+        one = like.new_ones(1, 1, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32))
+        fmap, omega, bias, smoothing = kernel.feature_map, kernel.omega, kernel.frequency_bias, kernel.smoothing
         if omega is not None:
-            omega = omega.to(like.dtype)
-            unit = LOG2_E if fmap.exponential else fmap.unit(omega)
-            omega = (omega * unit).transpose(1, 2).contiguous()
+            omega = omega.to(one.dtype)
+            if kernel.pair_offset is not None:
+                omega = paired_frequencies(omega, kernel.pair_offset.to(one.dtype))
+                bias = None if bias is None else torch.cat([bias, bias], dim=-1)
+            omega = (omega * (LOG2_E if fmap.exponential else 1.0)).transpose(1, 2).contiguous()
+            if smoothing is not None:
+                smoothing = (smoothing.to(one.dtype) * omega.shape[2])[:, None, None]
         if bias is not None:
-            bias = bias.to(like.dtype)
+            bias = bias.to(one.dtype)
             bias = (bias * LOG2_E if fmap.exponential else bias.exp().repeat(1, fmap.parts)).unsqueeze(1)
-        smoothing = kernel.smoothing
-        if smoothing is not None and omega is not None:
-            smoothing = (smoothing.to(like.dtype) * omega.shape[2])[:, None, None]
-        offset = None if kernel.pair_offset is None else kernel.pair_offset.to(like.dtype).unsqueeze(-1)
-        return PreparedKernel(kernel, num_heads, head_dim, like, omega, offset, bias, smoothing)
+        return PreparedKernel(kernel, num_heads, head_dim, one, omega, bias, smoothing)
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -61,10 +63,9 @@ class PreparedKernel:
     def initial_state(self, batch_size: int, value_dim: int) -> KeyValueState:
         """The state before the first key."""
         rows, num_scores = batch_size * self.num_heads, self.head_dim if self.omega is None else self.omega.shape[2]
-        columns = (value_dim + 1) * (1 if self.pair_offset is None else 2)
-        zeros = self.like.new_zeros
+        zeros = self.one.new_zeros
         return KeyValueState(
-            product=zeros(rows, self.feature_map.parts * num_scores, columns),
+            product=zeros(rows, value_dim + 1, self.feature_map.parts * num_scores),
             total=zeros(rows, 1, value_dim + 1),
             shift=zeros(rows, 1, num_scores if self.feature_map.exponential else 1).fill_(NO_KEY),
         )
@@ -74,10 +75,9 @@ class PreparedKernel:
         """The same state referring to another shift, of the shape of its own; only rounding tells them apart."""
         factor = state.shift - shift
         factor = factor.exp2() if self.feature_map.exponential else factor.exp()
-        by_feature = factor.transpose(1, 2) if self.feature_map.exponential else factor
         # Exponential maps have no total: nothing is ever added to their kernel.
         total = state.total.clone() if self.feature_map.exponential else state.total * factor
-        return KeyValueState(state.product * by_feature, total, shift.clone())
+        return KeyValueState(state.product * factor, total, shift.clone())
 
     @torch.no_grad()
     def merged(self, first: KeyValueState, second: KeyValueState) -> KeyValueState:
@@ -118,23 +118,22 @@ class PreparedKernel:
 
     def _absorb(self, state: KeyValueState, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         """Keys, values and log-weights (B or 1, H or 1, S, 1), -inf for padding."""
-        scores, rows = self._scores(k), state.shift.shape[0]  # (B, H, S, R)
-        values = torch.cat([v, v.new_ones(()).expand(*v.shape[:3], 1)], dim=-1).flatten(0, 1)  # (n, S, E + 1)
+        scores = self._scores(k)  # (B, H, S, R)
+        values = torch.cat([v, self.one.expand(*v.shape[:3], 1)], dim=-1).flatten(0, 1)  # (n, S, E + 1)
         if self.feature_map.exponential:
             if self.kernel.simplex:
                 scores = scores - (scores * math.log(2)).logsumexp(-1, keepdim=True) * LOG2_E
             if bias is not None:
                 scores = scores + bias * LOG2_E
             scores = scores.flatten(0, 1)
-            largest = scores if scores.shape[1] == 1 else scores.amax(1, keepdim=True)
-            raised = torch.maximum(state.shift, largest)
-            state.product.mul_((state.shift - raised).exp2_().transpose(1, 2))
+            raised = torch.maximum(state.shift, scores.amax(1, keepdim=True))
+            state.product.mul_((state.shift - raised).exp2_())
             phi = (scores - raised).exp2_()
         else:
             phi, raised = self._features(scores).flatten(0, 1), state.shift
             # Without log-weights the shift is 0 from the first key on. To look costs less than to multiply by 1, but
             # for a GPU, which would have to be waited for.
-            if bias is not None or k.device.type != "cpu" or bool(state.shift.count_nonzero()):
+            if bias is not None or k.device.type != "cpu" or bool(state.shift.any()):
                 bias = k.new_zeros(1, 1, 1, 1) if bias is None else bias
                 by_key = bias.expand(*k.shape[:3], 1).flatten(0, 1)  # (n, S, 1)
                 raised = torch.maximum(state.shift, by_key.amax(1, keepdim=True))
@@ -143,15 +142,9 @@ class PreparedKernel:
                 state.total.mul_(factor)
                 values = values * (by_key - raised).exp_()
             if self.smoothing is not None:
-                state.total += values if values.shape[1] == 1 else values.sum(1, keepdim=True)
+                state.total += values.sum(1, keepdim=True)
         state.shift = raised
-        angle = self._angle(k)
-        if angle is not None:
-            values = torch.cat([values * angle.cos(), values * angle.sin()], dim=-1)
-        if phi.shape[1] == 1:
-            state.product.addcmul_(phi.view(rows, -1, 1), values)
-        else:
-            state.product.baddbmm_(phi.transpose(1, 2), values)
+        state.product.baddbmm_(values.transpose(1, 2), phi)
 
     @torch.no_grad()
     def step(self, state: KeyValueState, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> Tensor:
@@ -160,33 +153,60 @@ class PreparedKernel:
         Args:
             key_bias: The log-weight of the key, (B or 1, H or 1, 1), finite.
         """
-        exponential = self.feature_map.exponential and not self.kernel.simplex
-        if not exponential or k.dtype != state.product.dtype or v.dtype != state.product.dtype or q.dtype != k.dtype:
+        if not self._steps_at_once(state, q, k, v, key_bias):
             self.absorb(state, k, v, key_bias=key_bias)
             return self.read(state, q)
         _check_rows(state, k)
         with full_precision(k):
-            rows, num_values = state.total.shape[0], v.shape[3]
-            scores = self._scores(torch.cat([q, k], dim=2)).view(rows, 2, -1)
-            query, key = scores[:, :1], scores[:, 1:]
-            if key_bias is not None:
-                key = key + (key_bias * LOG2_E).expand(*k.shape[:3]).reshape(rows, 1, 1)
-            raised = torch.maximum(state.shift, key)
-            state.product.mul_(state.shift.sub_(raised).exp2_().transpose(1, 2))
-            phi = key.sub_(raised).exp2_().transpose(1, 2)
-            state.product[..., :num_values].addcmul_(phi, v.reshape(rows, 1, num_values))
-            state.product[..., num_values:].add_(phi)
-            state.shift = raised
-            query += raised if self.frequency_bias is None else raised + self._bias_of_rows(k.shape[0])
-            weights = query.sub_(query.amax(-1, keepdim=True)).exp2_()
-            product = torch.bmm(weights, state.product)
-            # The key that was just absorbed is there: the denominator is above 0.
-            return (product[..., :-1] / product[..., -1:]).view(*v.shape)
+            scores = self._scores(torch.cat([q, k], dim=2)).view(state.shift.shape[0], 2, -1)
+            values = torch.cat([v, self.one.expand(*v.shape[:3], 1)], dim=-1)  # (B, H, 1, E + 1)
+            features = self._exponential_pair if self.feature_map.exponential else self._feature_pair
+            of_query, of_key = features(state, scores, key_bias, k.shape[0])  # (n, 1, F) each
+            state.product.addcmul_(of_key, values.view(-1, values.shape[3], 1))
+            product = torch.bmm(state.product, of_query.transpose(1, 2))  # (n, E + 1, 1)
+            if self.smoothing is not None:
+                state.total += values.view(state.total.shape)
+                by_head = product.view(*v.shape[:2], 1, -1)
+                total = state.total.view(by_head.shape)
+                by_head.addcmul_(total, self.smoothing)
+                missing = (FLOOR * self.smoothing - by_head[..., -1:] / total[..., -1:]).clamp_(min=0)
+                by_head.addcmul_(missing, total)
+            # The key that was just absorbed is there: the denominator is not that of no key.
+            return (product[:, :-1] / product[:, -1:]).view(v.shape)
 
-    def _bias_of_rows(self, batch: int) -> Tensor:
-        """The frequencies' log-weights, (n, 1, R) or (1, 1, R)."""
-        assert self.frequency_bias is not None
-        return self.frequency_bias if self.frequency_bias.shape[0] == 1 else self.frequency_bias.repeat(batch, 1, 1)
+    def _steps_at_once(self, state: KeyValueState, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> bool:
+        """Whether `step` has a way of its own: on a CPU, which can be asked what a state holds."""
+        same = q.dtype == k.dtype == v.dtype == state.product.dtype and k.device.type == "cpu"
+        if self.feature_map.exponential:
+            return same and not self.kernel.simplex
+        return same and key_bias is None and not bool(state.shift.any())
+
+    def _exponential_pair(
+        self, state: KeyValueState, scores: Tensor, key_bias: Tensor | None, batch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Features of a query and a key, of scores (n, 2, R); the state refers to a larger shift if it has to."""
+        query, key = scores[:, :1], scores[:, 1:]
+        if key_bias is not None:
+            key = key + (key_bias * LOG2_E).expand(batch, self.num_heads, 1).reshape(-1, 1, 1)
+        rise = key - state.shift
+        if float(rise.amax()) > MAX_RISE:
+            raised = torch.maximum(state.shift, key)
+            state.product.mul_(state.shift.sub_(raised).exp2_())
+            state.shift, rise = raised, key - raised
+        query = query + state.shift
+        if self.frequency_bias is not None:
+            query.view(batch, -1, 1, query.shape[2]).add_(self.frequency_bias)
+        return query.sub_(query.amax(-1, keepdim=True)).exp2_(), rise.exp2_()
+
+    def _feature_pair(
+        self, state: KeyValueState, scores: Tensor, key_bias: Tensor | None, batch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Features of a query and a key, of scores (n, 2, R)."""
+        pair = self._features(scores)
+        query, key = pair[:, :1], pair[:, 1:]
+        if self.frequency_bias is not None:
+            query = (query.view(batch, -1, 1, query.shape[2]) * self.frequency_bias).flatten(0, 1)
+        return query, key
 
     @torch.no_grad()
     def read(self, state: KeyValueState, q: Tensor) -> Tensor:
@@ -209,11 +229,7 @@ class PreparedKernel:
         else:
             weighted = self._features(scores)
             phi = (weighted if self.frequency_bias is None else weighted.mul_(self.frequency_bias)).flatten(0, 1)
-        product = torch.bmm(phi, state.product)
-        angle = self._angle(q)
-        if angle is not None:
-            even, odd = product.chunk(2, dim=-1)
-            product = torch.addcmul(even * angle.cos(), odd, angle.sin())
+        product = torch.bmm(phi, state.product.transpose(1, 2))
         if self.smoothing is not None:
             smoothing = self.smoothing if self.smoothing.shape[0] == 1 else self.smoothing.repeat(q.shape[0], 1, 1)
             product = torch.addcmul(product, state.total, smoothing)
@@ -228,13 +244,9 @@ class PreparedKernel:
         return x.clone() if self.omega is None else _by_head(x, self.omega)
 
     def _features(self, scores: Tensor) -> Tensor:
-        """(B, H, S, F) of scores (B, H, S, R), which are overwritten."""
-        out = scores.new_empty(*scores.shape[:3], self.feature_map.parts * scores.shape[3])
+        """(..., F) of scores (..., R), which are overwritten."""
+        out = scores.new_empty(*scores.shape[:-1], self.feature_map.parts * scores.shape[-1])
         return self.feature_map.features(scores, out, dim=-1)
-
-    def _angle(self, x: Tensor) -> Tensor | None:
-        """x.offset, (n, S, 1), where frequencies come in pairs."""
-        return None if self.pair_offset is None else _by_head(x, self.pair_offset).flatten(0, 1)
 
 
 def _by_head(x: Tensor, matrix: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ Both classes only hold tensors: they are checked once, by whoever takes them fro
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class SpectralOperands:
     def feature_map(self) -> FeatureMap:
         return self.kernel.feature_map
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The working precision: at least float32, whatever the operands are stored in."""
         operands = torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)

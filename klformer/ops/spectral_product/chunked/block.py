@@ -18,6 +18,7 @@ from klformer.ops.spectral_product.chunked.modulation import demodulate, modulat
 from klformer.ops.spectral_product.chunked.plain import angle, frequency_weights, reciprocal, store, weighted_values
 from klformer.ops.spectral_product.chunked.positive import LOG2_E, log_sum
 from klformer.ops.spectral_product.chunked.tiling import Tile, with_column
+from klformer.ops.spectral_product.chunked.workspace import borrow
 from klformer.ops.spectral_product.key_values import NO_KEY
 
 #: Log-weights of keys may rise by so much inside a chunk: exp(-40) is far above the smallest number.
@@ -86,33 +87,33 @@ class Block:
             self.shift = carried.shift
             if self._bias is not None:
                 self.shift, weights = self._weights(self._bias, carried.shift)
-            phi = self._features(self.keys)
+            phi = self._features(self.keys, "phi_k")
         self.weights = None if weights is None else self._batch(weights).transpose(1, 2)  # (n m, 1, c)
         self.phi_k = self._batch(phi)
         self.key_angle = self._angle(self.keys)
         self.values = weighted_values(self._batch(self._values), self.weights)  # (n m, E + 1, c)
         self.modulated = modulate(self.values, self.key_angle)  # (n m, W, c)
-        added = self._by_row(torch.bmm(self.modulated, self.phi_k))  # (n, m, W, F)
+        added = self._by_row(self._multiply("added", self.modulated, self.phi_k))  # (n, m, W, F)
         self._factors = self._state_factors(carried.shift)
-        self.states, state_after = self._scan(added, carried.state)
+        self.states, state_after = self._scan("states", added, carried.state)
         self.totals, total_after = carried.total, carried.total
         if self.tile.smoothing is not None:
             added = self._by_row(self.values.sum(-1, keepdim=True))
-            self.totals, total_after = self._scan(added, carried.total)  # (n m, E + 1, 1)
+            self.totals, total_after = self._scan("totals", added, carried.total)  # (n m, E + 1, 1)
         self.after = Carried(state_after, total_after, self.shift[:, -1:])
 
     def _key_scores(self) -> Tensor:
         omega = self._omega()
         if self.tile.operands.kernel.simplex:
-            scores = torch.bmm(self.keys, omega.transpose(1, 2))
+            scores = self._multiply("phi_k", self.keys, omega.transpose(1, 2))
             spare = torch.empty_like(scores)
             scores -= log_sum(scores, spare)
             self._shares = torch.exp2(scores, out=spare)
             return scores if self._bias is None else scores.add_(self._bias * LOG2_E)
         if self._bias is None:
-            return torch.bmm(self.keys, omega.transpose(1, 2))
+            return self._multiply("phi_k", self.keys, omega.transpose(1, 2))
         keys = with_column(self.keys, self._bias * LOG2_E)
-        return torch.bmm(keys, with_column(omega, 1.0).transpose(1, 2))
+        return self._multiply("phi_k", keys, with_column(omega, 1.0).transpose(1, 2))
 
     def _weights(self, bias: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """Shifts (n, m, 1 or 0) and weights (n, T, 1) of keys of a map that is not exponential."""
@@ -130,28 +131,52 @@ class Block:
         exponential = self.tile.feature_map.exponential
         return (differences.exp2_() if exponential else differences.exp_()).unsqueeze(2)
 
-    def _scan(self, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _scan(self, use: str, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The states before each chunk, (n m, ...), and the one after the last, given what each adds (n, m, ...)."""
-        states = torch.empty_like(added)
-        states[:, 0] = state
-        for index in range(self.num_chunks):
+        if self._adds_at_once(added):
+            states = torch.cat([state.unsqueeze(1), added[:, :-1]], dim=1).cumsum(1)
+            return states.flatten(0, 1), states[:, -1] + added[:, -1]
+        states = self._memory(use, *added.shape)
+        by_chunk, additions, factors = states.unbind(1), added.unbind(1), self._factors_by_chunk()
+        for index, here in enumerate(by_chunk):
             if index:
-                torch.add(states[:, index - 1], added[:, index - 1], out=states[:, index])
-            if self._factors is not None:
-                states[:, index].mul_(self._factors[:, index])
-        return states.flatten(0, 1), states[:, -1] + added[:, -1]
+                torch.add(by_chunk[index - 1], additions[index - 1], out=here)
+            else:
+                here.copy_(state)
+            if factors is not None:
+                here.mul_(factors[index])
+        return states.flatten(0, 1), by_chunk[-1] + additions[-1]
 
-    def _scan_back(self, d_read: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
+    def _scan_back(self, use: str, d_read: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the states after each chunk (n m, ...), and of the one before all; `d_read` (n m, ...) is that
         which comes from reading the state before each chunk."""
         d_read = self._by_row(d_read)
-        d_states = torch.empty_like(d_read)
-        d_states[:, -1] = d_after
+        if self._adds_at_once(d_read):
+            sums = torch.cat([d_after.unsqueeze(1), d_read.flip(1)], dim=1).cumsum(1)  # of the last chunk first
+            return sums[:, :-1].flip(1).flatten(0, 1), sums[:, -1]
+        d_states = self._memory(use, *d_read.shape)
+        by_chunk, reads, factors = d_states.unbind(1), d_read.unbind(1), self._factors_by_chunk()
+        by_chunk[-1].copy_(d_after)
         for index in reversed(range(self.num_chunks)):
-            d_after = torch.add(d_read[:, index], d_states[:, index], out=d_states[:, index - 1] if index else None)
-            if self._factors is not None:
-                d_after.mul_(self._factors[:, index])
+            d_after = torch.add(reads[index], by_chunk[index], out=by_chunk[index - 1] if index else None)
+            if factors is not None:
+                d_after.mul_(factors[index])
         return d_states.flatten(0, 1), d_after
+
+    def _adds_at_once(self, states: Tensor) -> bool:
+        """Whether states are added up by one call: where a call costs more than adding, and nothing is multiplied."""
+        return self._factors is None and (states.shape[-1] == 1 or states.device.type != "cpu")
+
+    def _factors_by_chunk(self) -> tuple[Tensor, ...] | None:
+        return None if self._factors is None else self._factors.unbind(1)
+
+    def _memory(self, use: str, *shape: int) -> Tensor:
+        """Uninitialised memory; the next block overwrites it."""
+        return borrow(f"causal {use}", shape, self.tile.operands.q, self.tile.operands.dtype)
+
+    def _multiply(self, use: str, left: Tensor, right: Tensor) -> Tensor:
+        """The product of two batches of matrices, in memory that the next block overwrites."""
+        return torch.bmm(left, right, out=self._memory(use, left.shape[0], left.shape[1], right.shape[2]))
 
     def _totals_of_queries(self) -> Tensor:
         """The sum of the weighted values that each query sees, (n m, E + 1, c)."""
@@ -160,26 +185,26 @@ class Block:
     # Features.
 
     def _omega(self) -> Tensor:
-        """Frequencies in the unit of the scores."""
-        omega, fmap = self.tile.omega, self.tile.feature_map
+        """Frequencies; for scores to base 2 where the map is exponential."""
+        omega = self.tile.omega
         assert omega is not None
-        return omega * (LOG2_E if fmap.exponential else fmap.unit(omega))
+        return omega * LOG2_E if self.tile.feature_map.exponential else omega
 
-    def _features(self, x: Tensor) -> Tensor:
+    def _features(self, x: Tensor, use: str) -> Tensor:
         """(n, T, F) of a map that is not exponential."""
         tile = self.tile
-        scores = x.clone() if tile.omega is None else torch.bmm(x, self._omega().transpose(1, 2))
-        phi = scores.new_empty(*x.shape[:2], tile.operands.num_features)
+        scores = x.clone() if tile.omega is None else self._multiply("scores", x, self._omega().transpose(1, 2))
+        phi = self._memory(use, *x.shape[:2], tile.operands.num_features)
         return tile.feature_map.features(scores, phi, dim=-1)
 
     def _query_features(self) -> Tensor:
         """(n, T, F), times the frequencies' weights."""
         tile = self.tile
         if not tile.feature_map.exponential:
-            phi = self._features(self.queries)
+            phi = self._features(self.queries, "phi_q")
             weights = frequency_weights(tile)
             return phi if weights is None else phi.mul_(weights)
-        scores = torch.bmm(self.queries, self._omega().transpose(1, 2))
+        scores = self._multiply("phi_q", self.queries, self._omega().transpose(1, 2))
         reference = self.shift if tile.frequency_bias is None else self.shift + tile.frequency_bias * LOG2_E
         self._by_chunk(scores).add_(reference.unsqueeze(2))
         if self.query_shift is None:
@@ -211,8 +236,9 @@ class Block:
 
     def _product(self) -> tuple[Tensor, Tensor]:
         """[numerator, denominator], still modulated, (n m, W, c), and the pairs (n m, c of keys, c of queries)."""
-        pairs = torch.bmm(self.phi_k, self.phi_q.transpose(1, 2)).triu_()
-        return torch.bmm(self.states, self.phi_q.transpose(1, 2)).baddbmm_(self.modulated, pairs), pairs
+        pairs = self._pairs()
+        product = self._multiply("product", self.states, self.phi_q.transpose(1, 2))
+        return product.baddbmm_(self.modulated, pairs), pairs
 
     def attend(self) -> tuple[Tensor, Tensor]:
         """Results (n, T, E) and denominators (n, 1, T), before `floor` adds to them."""
@@ -269,18 +295,19 @@ class Block:
         d_angle = None
         if query_angle is not None and product is not None:
             d_angle = self._unbatch((d_product * turned(product, query_angle)).sum(1, keepdim=True)).transpose(1, 2)
-        d_pairs = torch.bmm(self.modulated.transpose(1, 2), d_modulated).triu_()
-        d_states, d_before = self._scan_back(torch.bmm(d_modulated, self.phi_q), d_after.state)  # (n m, W, F)
+        d_pairs = self._multiply("d_pairs", self.modulated.transpose(1, 2), d_modulated).triu_()
+        d_read = self._multiply("d_read", d_modulated, self.phi_q)
+        d_states, d_before = self._scan_back("d_states", d_read, d_after.state)  # (n m, W, F)
 
         d_weighted = torch.bmm(d_states, self.phi_k.transpose(1, 2)).baddbmm_(d_modulated, pairs.transpose(1, 2))
-        d_phi_q = torch.bmm(d_modulated.transpose(1, 2), self.states).baddbmm_(d_pairs.transpose(1, 2), self.phi_k)
-        d_phi_k = torch.bmm(self.modulated.transpose(1, 2), d_states).baddbmm_(d_pairs, self.phi_q)
         d_values, d_total = demodulate(d_weighted, self.key_angle), d_after.total  # (n m, E + 1, c)
         if self.tile.smoothing is not None:
             d_totals, d_total = self._smoothing_vjp(collect, d_product, raised, d_total)
             d_values += d_totals
-        self._store_queries(collect, d_phi_q, d_angle)
-        self._store_keys(collect, d_phi_k, d_values, d_weighted)
+        d_phi_q = self._multiply("d_phi", d_modulated.transpose(1, 2), self.states)
+        self._store_queries(collect, d_phi_q.baddbmm_(d_pairs.transpose(1, 2), self.phi_k), d_angle)
+        d_phi_k = self._multiply("d_phi", self.modulated.transpose(1, 2), d_states)
+        self._store_keys(collect, d_phi_k.baddbmm_(d_pairs, self.phi_q), d_values, d_weighted)
         return Carried(d_before, d_total, d_after.shift)
 
     def _smoothing_vjp(
@@ -304,11 +331,11 @@ class Block:
         # Every key is in the totals of its own and all later queries. Added up from the end: a difference of two sums
         # would lose the later ones beside larger earlier ones.
         from_here = d_product.flip(-1).cumsum(-1).flip(-1)
-        d_totals, d_before = self._scan_back(from_here[..., :1], d_after)
+        d_totals, d_before = self._scan_back("d_totals", from_here[..., :1], d_after)
         return from_here.add_(d_totals), d_before
 
     def _pairs(self) -> Tensor:
-        return torch.bmm(self.phi_k, self.phi_q.transpose(1, 2)).triu_()
+        return self._multiply("pairs", self.phi_k, self.phi_q.transpose(1, 2)).triu_()
 
     def _d_scores(self, phi: Tensor, d_phi: Tensor) -> Tensor:
         """(n m, c, F) both -> the gradient of the scores, (n, R, T)."""

@@ -12,7 +12,6 @@ Each query is stabilised by itself, so that nothing can underflow. A simplex env
 0. Forward keeps the sums over r, (L, S); backward makes the slopes.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
@@ -25,10 +24,11 @@ from klformer.ops.spectral_product.chunked.plain import angle, reciprocal, weigh
 from klformer.ops.spectral_product.chunked.positive import LOG2_E, log2_bias
 from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
 from klformer.ops.spectral_product.operands import FLOOR, SpectralOperands
-from klformer.ops.turns import cos_of_turns_, counts_turns
 
-#: A query costs about as much as so many values in a state: an estimate, not yet measured on a free machine.
+#: A query costs about as much as so many values in a state, and the features of a state as much as so many more. At 16
+#: and 64 values this way was faster up to 1 and 2 queries with prf, up to 2 and 4 with rks (docs/efficiency.md).
 VALUES_PER_QUERY = {"prf": 24, "rks": 16}
+VALUES_FOR_FEATURES = {"prf": 0, "rks": 16}
 
 
 def serves(operands: SpectralOperands) -> bool:
@@ -37,7 +37,8 @@ def serves(operands: SpectralOperands) -> bool:
     if per_query is None or operands.causal or operands.q.shape[2] == 0:
         return False
     num_sums = operands.q.shape[2] + operands.kernel.simplex
-    return operands.q.shape[2] == 1 or num_sums * per_query <= operands.v.shape[-1]
+    values = operands.v.shape[-1] + VALUES_FOR_FEATURES[operands.feature_map.name]
+    return operands.q.shape[2] == 1 or num_sums * per_query <= values
 
 
 @dataclass
@@ -105,9 +106,9 @@ def backward(
         d_shifts = tile.new_zeros(sums.shape[1], operands.num_projections)
         for start, stop in chunk_bounds(num_keys, cut.chunk):
             keys, d_scores = tile.keys(start, stop), None
-            for index, scores in pairs.scores(keys):
-                d_sum = d_sums[:, index, start:stop].unsqueeze(-1)
-                d_one = pairs.slope(collect, scores, sums[:, index, start:stop].unsqueeze(-1), d_sum)
+            less = sums[..., start:stop] if operands.feature_map.exponential else None
+            for index, scores in pairs.scores(keys, less):
+                d_one = pairs.slope(collect, scores, d_sums[:, index, start:stop].unsqueeze(-1))
                 d_shifts[:, index] += d_one.sum(1)
                 if d_scores is None:
                     d_scores = d_one if sums.shape[1] == 1 else d_one.clone()
@@ -141,23 +142,29 @@ class _Pairs(ABC):
         self.tile = tile
         self.queries = tile.queries(0, tile.operands.q.shape[2])
         self._omega = tile.omega * unit
-        self._scratch = [Scratch(tile, chunk, tile.omega.shape[1]) for _ in range(2)]
+        self._scratch = [Scratch(tile, chunk, tile.omega.shape[1], use) for use in ("scores", "spare")]
+        self._shifts = self.shifts()
+        #: Frequencies and, as one more column, the shifts of the only query.
+        self._columns = with_column(self._omega, self._shifts.transpose(1, 2)) if self._shifts.shape[1] == 1 else None
 
     @abstractmethod
     def shifts(self) -> Tensor:
         """(n, L, R) of the queries; with a simplex envelope one more, last."""
 
-    def scores(self, keys: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Index and scores (n, chunk, R) of each query with the keys (n, chunk, D); to be used before the next."""
-        shifts = self.shifts()
+    def scores(self, keys: Tensor, less: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Index and scores (n, chunk, R) of each query with the keys (n, chunk, D), less what is given for each pair
+        (n, L, chunk); to be used before the next."""
         plain, shifted = (scratch.tokens_first(keys.shape[1]) for scratch in self._scratch)
-        if shifts.shape[1] == 1:
-            columns = with_column(self._omega, shifts.transpose(1, 2))
-            yield 0, torch.bmm(with_column(keys, 1.0), columns.transpose(1, 2), out=plain)
+        if self._columns is not None:
+            left, right = with_column(keys, 1.0, use="tokens"), self._columns
+            if less is not None:
+                left, right = with_column(keys, 1.0, -less.transpose(1, 2), use="tokens"), with_column(right, 1.0)
+            yield 0, torch.bmm(left, right.transpose(1, 2), out=plain)
             return
         torch.bmm(keys, self._omega.transpose(1, 2), out=plain)
-        for index in range(shifts.shape[1]):
-            yield index, torch.add(plain, shifts[:, index : index + 1], out=shifted)
+        for index in range(self._shifts.shape[1]):
+            scores = torch.add(plain, self._shifts[:, index : index + 1], out=shifted)
+            yield index, scores if less is None else scores.sub_(less[:, index].unsqueeze(-1))
 
     @abstractmethod
     def sum_of(self, scores: Tensor) -> Tensor:
@@ -175,11 +182,12 @@ class _Pairs(ABC):
         to be divided by their sum, times that sum."""
 
     @abstractmethod
-    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
-        """The gradient of the scores (n, chunk, R), which are overwritten, given sums and d_sums (n, chunk, 1)."""
+    def slope(self, collect: TileGradients, scores: Tensor, d_sums: Tensor) -> Tensor:
+        """The gradient of the scores (n, chunk, R), which are overwritten, given d_sums (n, chunk, 1). Scores whose
+        sum is a logarithm are given less that."""
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
-        """Write the gradient of the queries, given that of the shifts (n, L, R) in units of 1."""
+        """Write the gradient of the queries, given that of the shifts (n, L, R)."""
         assert self.tile.omega is not None
         collect.store("q", 0, self.queries.shape[1], d_shifts, self.tile.omega)
         if collect.omega is not None:
@@ -225,8 +233,8 @@ class _PositivePairs(_Pairs):
             collect.key_bias.copy_(d_bias.transpose(1, 2))
         return torch.cat([d_sums, -d_bias], dim=1) if self.tile.operands.kernel.simplex else d_sums, None
 
-    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
-        return scores.sub_(sums).exp2_().mul_(d_sums)
+    def slope(self, collect: TileGradients, scores: Tensor, d_sums: Tensor) -> Tensor:
+        return scores.exp2_().mul_(d_sums)
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:
         super().store_queries(collect, d_shifts)
@@ -239,8 +247,7 @@ class _CosinePairs(_Pairs):
 
     def __init__(self, tile: Tile, chunk: int) -> None:
         assert tile.omega is not None
-        super().__init__(tile, chunk, tile.feature_map.unit(tile.omega))
-        self._turns = counts_turns(tile.omega)
+        super().__init__(tile, chunk, 1.0)
         self._frequency_weights = None if tile.frequency_bias is None else tile.frequency_bias.exp()
         self._key_weights = weights_of_keys(tile)  # (n, 1, S)
         self._angle = self._angle_differences()  # (n, L, S)
@@ -256,11 +263,8 @@ class _CosinePairs(_Pairs):
     def shifts(self) -> Tensor:
         return torch.bmm(self.queries, self._omega.transpose(1, 2)).neg_()
 
-    def _cosines(self, scores: Tensor) -> Tensor:
-        return cos_of_turns_(scores) if self._turns else scores.cos_()
-
     def sum_of(self, scores: Tensor) -> Tensor:
-        cosines = self._cosines(scores)
+        cosines = scores.cos_()
         return (cosines if self._frequency_weights is None else cosines.mul_(self._frequency_weights)).sum(-1)
 
     def _raw_weights(self, sums: Tensor) -> Tensor:
@@ -312,13 +316,11 @@ class _CosinePairs(_Pairs):
         self._d_query_angle = d_angle.sum(2, keepdim=True)  # (n, L, 1)
         return d_kernel.mul_(self._angle.cos()), -d_angle.sum(1).unsqueeze(-1)
 
-    def slope(self, collect: TileGradients, scores: Tensor, sums: Tensor, d_sums: Tensor) -> Tensor:
+    def slope(self, collect: TileGradients, scores: Tensor, d_sums: Tensor) -> Tensor:
         if collect.frequency_bias is not None:
-            cosines = self._cosines(scores.clone()).mul_(d_sums).sum(1, keepdim=True)
+            cosines = scores.cos().mul_(d_sums).sum(1, keepdim=True)
             collect.frequency_bias += cosines if self._frequency_weights is None else cosines * self._frequency_weights
-        # - sin x = cos(x + a quarter of a turn)
-        quarter = 0.25 if self._turns else math.pi / 2
-        d_scores = self._cosines(scores.add_(quarter)).mul_(d_sums)
+        d_scores = scores.sin_().mul_(-d_sums)
         return d_scores if self._frequency_weights is None else d_scores.mul_(self._frequency_weights)
 
     def store_queries(self, collect: TileGradients, d_shifts: Tensor) -> None:

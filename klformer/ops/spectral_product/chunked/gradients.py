@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from klformer.ops.spectral_product.chunked.tiling import Tile
+from klformer.ops.spectral_product.chunked.tiling import Tile, multiply_into
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 
@@ -51,11 +51,7 @@ class TileGradients:
 
     def store(self, name: str, start: int, stop: int, left: Tensor, right: Tensor) -> None:
         """Write the gradient of a chunk of a sequence, the matrix product left right, (n, chunk, .)."""
-        place = self._all[name].flatten(0, 1)[self.tile.rows, start:stop]
-        if place.dtype == left.dtype:
-            torch.bmm(left, right, out=place)
-        else:
-            place.copy_(torch.bmm(left, right))
+        multiply_into(self._all[name].flatten(0, 1)[self.tile.rows, start:stop], left, right)
 
     def write(self, name: str, start: int, stop: int, gradient: Tensor) -> None:
         """Write the gradient (n, chunk, .) of a chunk of a sequence."""

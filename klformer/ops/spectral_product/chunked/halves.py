@@ -74,13 +74,15 @@ def absorb_backward(
     for tile in tiles(operands, cut.rows):
         rows, collect, d_state = tile.rows, TileGradients(tile, gradients), d_sums.state[tile.rows]
         if operands.feature_map.exponential:
-            scores, scratch = positive.Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
+            scores = positive.Scores(tile, cut.chunk)
+            scratch = Scratch(tile, cut.chunk, operands.num_projections, "d_scores")
             d_values, d_mass = d_state[:, :-1].transpose(1, 2), d_state[:, -1:].transpose(1, 2)
             positive.backward_keys(
                 tile, collect, scores, scratch, shift[rows], key_bias[rows], d_values, d_mass, cut.chunk
             )
         else:
-            features, scratch = plain.Features(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_features)
+            features = plain.Features(tile, cut.chunk)
+            scratch = Scratch(tile, cut.chunk, operands.num_features, "d_features")
             d_total = None if tile.smoothing is None else d_sums.total[rows]
             nothing_kept = d_state.new_empty(tile.num_rows, operands.num_features, 0)
             plain.backward_keys(tile, collect, features, scratch, nothing_kept, d_state, d_total, cut.chunk)
@@ -119,7 +121,8 @@ def read_backward(
         rows, collect = tile.rows, TileGradients(tile, gradients)
         if isinstance(saved, positive.Residuals):
             saved.log_sum = divisor
-            scores, scratch = positive.Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
+            scores = positive.Scores(tile, cut.chunk)
+            scratch = Scratch(tile, cut.chunk, operands.num_projections, "d_scores")
             d_mean, d_log_mass = positive.backward_queries(tile, collect, scores, scratch, saved, d_out, cut.chunk)
             mass = sums.state[rows, -1:]
             no_key = mass == 0
@@ -129,8 +132,8 @@ def read_backward(
         else:
             saved.denominator = divisor
             features = plain.Features(tile, cut.chunk)
-            count = 1 if tile.pair_offset is None else 2
-            scratches = [Scratch(tile, cut.chunk, operands.num_features) for _ in range(count)]
+            uses = ("d_features",) if tile.pair_offset is None else ("d_features", "d_features of sines")
+            scratches = [Scratch(tile, cut.chunk, operands.num_features, use) for use in uses]
             d_state, d_total = plain.backward_queries(tile, collect, features, scratches, saved, d_out, cut.chunk)
             d_sums.state[rows] = d_state
             if tile.smoothing is not None:

@@ -63,17 +63,16 @@ class Features:
 
     def __init__(self, tile: Tile, chunk: int) -> None:
         self._tile = tile
-        self._scores = Scratch(tile, chunk, tile.operands.num_projections)
-        self._features = Scratch(tile, chunk, tile.operands.num_features)
-        self._omega = None if tile.omega is None else tile.omega * tile.feature_map.unit(tile.omega)
+        self._scores = Scratch(tile, chunk, tile.operands.num_projections, "scores")
+        self._features = Scratch(tile, chunk, tile.operands.num_features, "features")
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Of x (n, chunk, D). Written to `out`, or to memory that the next call overwrites."""
         scores = self._scores.features_first(x.shape[1])
-        if self._omega is None:
+        if self._tile.omega is None:
             scores.copy_(x.transpose(1, 2))
         else:
-            torch.bmm(self._omega, x.transpose(1, 2), out=scores)
+            torch.bmm(self._tile.omega, x.transpose(1, 2), out=scores)
         out = self._features.features_first(x.shape[1]) if out is None else out
         return self._tile.feature_map.features(scores, out, dim=1)
 
@@ -175,9 +174,8 @@ def backward(
     gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
     for tile in tiles(operands, cut.rows):
         collect, features = TileGradients(tile, gradients), Features(tile, cut.chunk)
-        d_scratch = [
-            Scratch(tile, cut.chunk, operands.num_features) for _ in range(1 if tile.pair_offset is None else 2)
-        ]
+        uses = ("d_features",) if tile.pair_offset is None else ("d_features", "d_features of sines")
+        d_scratch = [Scratch(tile, cut.chunk, operands.num_features, use) for use in uses]
         d_state, d_total = backward_queries(tile, collect, features, d_scratch, saved, d_out, cut.chunk)
         d_smoothed = None if tile.smoothing is None else d_total
         backward_keys(

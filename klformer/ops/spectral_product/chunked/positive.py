@@ -3,9 +3,15 @@
     log_mass_r = log sum_j exp(omega_r.k_j + b_j)       mean_r = sum_j softmax_j(omega_r.k_j + b_j) v_j
     out_i = sum_r softmax_r(omega_r.q_i + log_mass_r + a_r) mean_r
 
-b is the keys' log-weight, a the frequencies'. This is Eq. 1 with its sums exchanged. No denominator is left, and every
-exponential is of a number that is not above 0. All logarithms are to base 2, which is folded into the frequencies and
-the log-weights: a power of two costs half of an exponential.
+b is the keys' log-weight, a the frequencies'. This is Eq. 1 with its sums exchanged. No denominator is left. All
+logarithms are to base 2, which is folded into the frequencies and the log-weights: a power of two costs half of an
+exponential.
+
+A softmax takes any shift of its scores that is neither too small nor too large. To find the largest score and subtract
+it are two passes over all scores; so it is guessed, and goes into the product that makes them, as one more column. A
+query's shift is the mean of its scores: frequencies without their mean, and no column at all. A frequency's is the
+largest score of the first chunk of keys. Both are below the largest, so that no sum underflows. Sums that grow too
+large are looked for at the end; a tile where they do is done again with its largest scores.
 
 With a simplex envelope, b_j loses log sum_r exp(omega_r.k_j): the scores are there already.
 
@@ -23,11 +29,21 @@ import torch
 from torch import Tensor
 
 from klformer.ops.spectral_product.chunked.gradients import Gradients, TileGradients
-from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chunk_bounds, tiles, with_column
+from klformer.ops.spectral_product.chunked.tiling import (
+    Cut,
+    Scratch,
+    Tile,
+    chunk_bounds,
+    multiply_into,
+    tiles,
+    with_column,
+)
 from klformer.ops.spectral_product.key_values import NO_KEY
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 LOG2_E = math.log2(math.e)
+#: Sums that a guessed shift leads to are below two to the power of this; values may be as large before they overflow.
+MAX_LOG_SUM = 60.0
 
 
 @dataclass
@@ -61,33 +77,40 @@ class Residuals:
 
 
 class Scores:
-    """Scores of a tile's chunks, (n, chunk, R) to base 2, log-weights included: one product each."""
+    """Scores of a tile's chunks, (n, chunk, R) to base 2, log-weights and shifts included: one product each."""
 
     def __init__(self, tile: Tile, chunk: int) -> None:
         assert tile.omega is not None
-        self._tile, self._scratch = tile, Scratch(tile, chunk, tile.omega.shape[1])
+        self._tile, self._scratch = tile, Scratch(tile, chunk, tile.omega.shape[1], "scores")
         self._omega = tile.omega * LOG2_E
 
-    def of_keys(self, start: int, stop: int, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys (n, chunk, D) and their scores."""
+    def of_keys(self, start: int, stop: int, bias: Tensor | None, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys (n, chunk, D) and their scores, with log-weights (n, S, 1) and less a shift (n, 1, R)."""
         keys = self._tile.keys(start, stop)
-        if bias is None:
-            return keys, self._multiply(keys, self._omega)
-        return keys, self._multiply(with_column(keys, bias[:, start:stop]), self._with_ones())
+        left: list[Tensor | float] = [] if bias is None else [bias[:, start:stop]]
+        right: list[Tensor | float] = [] if bias is None else [1.0]
+        if shift is not None:
+            left, right = [*left, 1.0], [*right, -shift.transpose(1, 2)]
+        return keys, self._multiply(with_column(keys, *left, use="tokens"), with_column(self._omega, *right))
 
-    def of_queries(self, start: int, stop: int, with_mass: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries (n, chunk, D) and their scores; `with_mass` is what `with_log_mass` gives."""
+    def of_queries(
+        self, start: int, stop: int, with_mass: Tensor, log_sums: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries (n, chunk, D) and their scores, less their log-sums (n, L, 1) where these are known; `with_mass` is
+        what `with_log_mass` gives."""
         queries = self._tile.queries(start, stop)
-        return queries, self._multiply(with_column(queries, 1.0), with_mass)
+        if log_sums is None:
+            return queries, self._multiply(with_column(queries, 1.0, use="tokens"), with_mass)
+        left = with_column(queries, 1.0, -log_sums[:, start:stop], use="tokens")
+        return queries, self._multiply(left, with_column(with_mass, 1.0))
 
     def with_log_mass(self, log_mass: Tensor) -> Tensor:
-        """Frequencies and, as one more column, what a query's score has besides the projection: (n, R, D + 1)."""
+        """Frequencies and, as one more column, what a query's score has besides the projection: (n, R, D + 1). Less
+        their mean, which shifts the scores of a query by theirs."""
         bias = self._tile.frequency_bias
         column = log_mass if bias is None else log_mass + bias * LOG2_E
-        return with_column(self._omega, column.transpose(1, 2))
-
-    def _with_ones(self) -> Tensor:
-        return with_column(self._omega, 1.0)
+        columns = with_column(self._omega, column.transpose(1, 2))
+        return columns - columns.mean(1, keepdim=True)
 
     def _multiply(self, x: Tensor, omega: Tensor) -> Tensor:
         return torch.bmm(x, omega.transpose(1, 2), out=self._scratch.tokens_first(x.shape[1]))
@@ -113,12 +136,39 @@ def empty(operands: SpectralOperands) -> list[Tensor]:
 def forward(operands: SpectralOperands, cut: Cut) -> list[Tensor]:
     """The result, and what backward needs."""
     saved = Residuals.empty(operands)
+    # A GPU would have to be waited for, to learn whether a guess was good.
+    guess = operands.q.device.type == "cpu" and not operands.kernel.simplex
     for tile in tiles(operands, cut.rows):
         scores = Scores(tile, cut.chunk)
-        sums, mass, shift = add_up_keys(tile, scores, cut.chunk, saved.key_bias[tile.rows])
-        saved.mean[tile.rows], saved.log_mass[tile.rows] = normalised(sums, mass, shift)
-        read_queries(tile, scores, cut.chunk, saved)
+        state = _guessed(tile, scores, cut.chunk) if guess else None
+        if state is None:
+            state = normalised(*add_up_keys(tile, scores, cut.chunk, saved.key_bias[tile.rows]))
+        saved.mean[tile.rows], saved.log_mass[tile.rows] = state
+        if not (guess and read_queries(tile, scores, cut.chunk, saved, exact=False)):
+            read_queries(tile, scores, cut.chunk, saved)
     return saved.as_list()
+
+
+def _guessed(tile: Tile, scores: Scores, chunk: int) -> tuple[Tensor, Tensor] | None:
+    """What `add_up_keys` and `normalised` give, with shifts from the first chunk of keys; None if these do not do."""
+    operands, bias, shift = tile.operands, log2_bias(tile), None
+    mean = tile.new_zeros(operands.num_projections, operands.v.shape[-1])
+    mass = tile.new_zeros(1, operands.num_projections)
+    for start, stop in chunk_bounds(operands.k.shape[2], chunk):
+        _, weights = scores.of_keys(start, stop, bias, shift)
+        if shift is None:
+            shift = weights.amax(1, keepdim=True)
+            weights.sub_(shift)
+        mass += weights.exp2_().sum(1, keepdim=True)
+        mean.baddbmm_(weights.transpose(1, 2), tile.values(start, stop))
+    if shift is None or not bool((mass < 2.0**MAX_LOG_SUM).all() & (shift > -torch.inf).all()) or not _is_finite(mean):
+        return None
+    return mean.div_(mass.transpose(1, 2)), shift.add_(mass.log2_())
+
+
+def _is_finite(x: Tensor) -> bool:
+    """Whether all numbers are; a sum that is not finite says no as well, which costs time and nothing else."""
+    return bool(x.sum().isfinite())
 
 
 def add_up_keys(tile: Tile, scores: Scores, chunk: int, key_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,7 +182,7 @@ def add_up_keys(tile: Tile, scores: Scores, chunk: int, key_bias: Tensor) -> tup
     sums = tile.new_zeros(operands.num_projections, operands.v.shape[-1])
     mass = tile.new_zeros(1, operands.num_projections)
     shift = torch.full_like(mass, NO_KEY)
-    spare = Scratch(tile, chunk, operands.num_projections) if operands.kernel.simplex else None
+    spare = Scratch(tile, chunk, operands.num_projections, "spare") if operands.kernel.simplex else None
     for start, stop in chunk_bounds(operands.k.shape[2], chunk):
         if spare is None:
             _, weights = scores.of_keys(start, stop, bias)
@@ -157,17 +207,27 @@ def normalised(sums: Tensor, mass: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
     return sums / mass.transpose(1, 2), shift.masked_fill(no_key, 0).add_(mass.log2())
 
 
-def read_queries(tile: Tile, scores: Scores, chunk: int, saved: Residuals) -> None:
-    """Write the results of all queries and their log-sums, given the state in `saved`."""
-    mean = saved.mean[tile.rows]
-    with_mass = scores.with_log_mass(saved.log_mass[tile.rows])
-    out = saved.out.flatten(0, 1)[tile.rows]
+def read_queries(tile: Tile, scores: Scores, chunk: int, saved: Residuals, *, exact: bool = True) -> bool:
+    """Write the results of all queries and their log-sums, given the state in `saved`.
+
+    Args:
+        exact: Take the largest score of each query as its shift; otherwise its mean, which `with_log_mass` has in it.
+
+    Returns:
+        Whether the results can be used; always, if `exact`.
+    """
+    mean, with_mass = saved.mean[tile.rows], scores.with_log_mass(saved.log_mass[tile.rows])
+    out, log_sums = saved.out.flatten(0, 1)[tile.rows], saved.log_sum[tile.rows]
     for start, stop in chunk_bounds(tile.operands.q.shape[2], chunk):
         _, weights = scores.of_queries(start, stop, with_mass)
-        largest = weights.amax(-1, keepdim=True)
-        total = weights.sub_(largest).exp2_().sum(-1, keepdim=True)
-        out[:, start:stop] = torch.bmm(weights, mean).div_(total)
-        saved.log_sum[tile.rows, start:stop] = total.log2_().add_(largest)
+        largest = weights.amax(-1, keepdim=True) if exact else None
+        if largest is not None:
+            weights.sub_(largest)
+        total = weights.exp2_().sum(-1, keepdim=True)
+        multiply_into(out[:, start:stop], weights, mean, divisor=total)
+        log_sum = total.log2_()
+        log_sums[:, start:stop] = log_sum if largest is None else log_sum.add_(largest)
+    return exact or (bool((log_sums < MAX_LOG_SUM).all()) and _is_finite(out))
 
 
 def backward(
@@ -177,7 +237,7 @@ def backward(
     gradients, saved = Gradients(operands, needed), Residuals(*saved_list)
     for tile in tiles(operands, cut.rows):
         collect = TileGradients(tile, gradients)
-        scores, d_scratch = Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections)
+        scores, d_scratch = Scores(tile, cut.chunk), Scratch(tile, cut.chunk, operands.num_projections, "d_scores")
         d_mean, d_log_mass = backward_queries(tile, collect, scores, d_scratch, saved, d_out, cut.chunk)
         log_mass, key_bias = saved.log_mass[tile.rows], saved.key_bias[tile.rows]
         offset = offset_of(d_mean, d_log_mass, saved.mean[tile.rows])
@@ -205,12 +265,13 @@ def backward_queries(
     with_mass, mean_and_one = scores.with_log_mass(log_mass), with_column(mean, 1.0)
     d_mean, d_log_mass = torch.zeros_like(mean), torch.zeros_like(log_mass)
     for start, stop in chunk_bounds(tile.operands.q.shape[2], chunk):
-        queries, weights = scores.of_queries(start, stop, with_mass)
-        weights.sub_(saved.log_sum[tile.rows, start:stop]).exp2_()
+        queries, weights = scores.of_queries(start, stop, with_mass, saved.log_sum[tile.rows])
+        weights.exp2_()
         d_chunk = tile.chunk(d_out, start, stop)
         average = (d_chunk * tile.chunk(saved.out, start, stop)).sum(-1, keepdim=True)
         d_scores = d_scratch.tokens_first(stop - start)
-        torch.bmm(with_column(d_chunk, -average), mean_and_one.transpose(1, 2), out=d_scores).mul_(weights)
+        left = with_column(d_chunk, -average, use="tokens")
+        torch.bmm(left, mean_and_one.transpose(1, 2), out=d_scores).mul_(weights)
         d_mean.baddbmm_(weights.transpose(1, 2), d_chunk)
         d_log_mass += d_scores.sum(1, keepdim=True)
         _store(collect, "q", queries, d_scores, start, stop)
@@ -239,28 +300,30 @@ def backward_keys(
         offset: What the gradient of a weight has besides v.d_mean, (n, R, 1).
     """
     operands, simplex = tile.operands, tile.operands.kernel.simplex
-    bias = None if simplex else log2_bias(tile)
+    bias = key_bias if simplex else log2_bias(tile)
     # The gradient of the envelope is taken from that of a weight. A key's features are its weights times the masses, if
     # its log-weight is the envelope alone.
     alone = simplex and operands.key_bias is None
     d_state = with_column(d_mean, offset, reference.exp2().transpose(1, 2)) if alone else with_column(d_mean, offset)
-    spare = Scratch(tile, chunk, operands.num_projections) if simplex and not alone else None
+    spare = Scratch(tile, chunk, operands.num_projections, "spare") if simplex and not alone else None
     for start, stop in chunk_bounds(operands.k.shape[2], chunk):
-        keys, weights = scores.of_keys(start, stop, bias)
-        shares = (
-            None if spare is None else torch.softmax(weights * math.log(2), -1, out=spare.tokens_first(stop - start))
-        )
-        if simplex:
-            weights += key_bias[:, start:stop]
-        weights.sub_(reference).exp2_()
+        shares = None
+        if spare is not None:
+            own = scores.of_keys(start, stop, None)[1]
+            shares = torch.softmax(own.mul_(math.log(2)), -1, out=spare.tokens_first(stop - start))
+        keys, weights = scores.of_keys(start, stop, bias, reference)
+        weights.exp2_()
         values = tile.values(start, stop)
-        d_values, d_scores = torch.bmm(weights, d_mean), d_scratch.tokens_first(stop - start)
-        collect.write("v", start, stop, d_values)
-        columns = with_column(values, 1.0)
+        d_scores = d_scratch.tokens_first(stop - start)
+        columns = with_column(values, 1.0, use="tokens")
         if alone:
+            d_values = torch.bmm(weights, d_mean)
+            collect.write("v", start, stop, d_values)
             # Of the log-weight, known before the gradient of the scores, of which it is the sum.
             by_offset = torch.mul(weights, offset.transpose(1, 2), out=d_scores).sum(-1, keepdim=True)
             columns = with_column(columns, by_offset.add_(d_values.mul_(values).sum(-1, keepdim=True)).neg_())
+        else:
+            collect.store("v", start, stop, weights, d_mean)
         torch.bmm(columns, d_state.transpose(1, 2), out=d_scores).mul_(weights)
         if collect.key_bias is not None or shares is not None:
             d_bias = d_scores.sum(-1, keepdim=True)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from klformer.ops.spectral_product.chunked.workspace import borrow
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 #: Features of one chunk of a tile, in bytes: what the caches hold on a CPU, what keeps a GPU busy.
-CPU_CHUNK_BYTES = 2**20
+CPU_CHUNK_BYTES = 2 * 2**20
 GPU_CHUNK_BYTES = 64 * 2**20
 #: Tokens of a chunk on a CPU: below the first, calls cost more than arithmetic; above the second, nothing is gained.
 MIN_CHUNK, MAX_CHUNK = 32, 1024
@@ -27,7 +28,7 @@ GPU_CAUSAL_CHUNK = 128
 #: a quarter of the values.
 TOKENS_PER_FEATURE = 4
 #: Rows of a tile that a chunk leaves room for, where there are as many.
-ROWS = 4
+ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Cut:
     block: int = 0
 
 
-def cut(operands: SpectralOperands, *, chunk: int | None = None) -> Cut:
-    """Pieces whose features fit the budget of the device; `chunk` tokens each if given."""
+def cut(operands: SpectralOperands, *, chunk: int | None = None, width: int | None = None) -> Cut:
+    """Pieces whose features, or `width` numbers a token, fit the budget of the device; `chunk` tokens each if given."""
     budget = _budget(operands.q.device)
-    per_token = operands.num_features * operands.dtype.itemsize
+    per_token = (operands.num_features if width is None else width) * operands.dtype.itemsize
     rows = max(1, operands.q.shape[0] * operands.q.shape[1])
     if chunk is None:
         on_cpu = operands.q.device.type == "cpu"
@@ -116,6 +117,9 @@ class Tile:
             # The features leave out the factor 1/R, so that the constant takes R: a common factor cancels.
             self.smoothing = self.smoothing.unsqueeze(-1) * operands.num_projections  # (n, 1, 1)
         self._dropped = None if operands.key_mask is None else ~self._per_key(operands.key_mask)
+        # Most rows have no padding. To look costs little, but for a GPU, which would have to be waited for.
+        if self._dropped is not None and self._dropped.device.type == "cpu" and not bool(self._dropped.any()):
+            self._dropped = None
 
     def _per_row(self, parameter: Tensor | None, unsqueeze: int | None = None) -> Tensor | None:
         """(H or 1, ...) -> (n, ...) in the working precision."""
@@ -191,17 +195,18 @@ class Tile:
 
 
 class Scratch:
-    """Memory of chunks, used again by every chunk of a tile.
+    """Memory of chunks, used again by every chunk and every tile.
 
     Args:
         tile: Whose rows and precision it has.
         chunk: The longest chunk.
         width: Numbers a token.
+        use: What it holds; another scratch for the same use has the same memory.
     """
 
-    def __init__(self, tile: Tile, chunk: int, width: int) -> None:
+    def __init__(self, tile: Tile, chunk: int, width: int, use: str) -> None:
         self._width, self._rows = width, tile.num_rows
-        self._flat = tile.operands.q.new_empty(tile.num_rows * chunk * width, dtype=tile.operands.dtype)
+        self._flat = borrow(use, (tile.num_rows * chunk * width,), tile.operands.q, tile.operands.dtype)
 
     def tokens_first(self, length: int) -> Tensor:
         """(n, length, width), uninitialised."""
@@ -212,10 +217,23 @@ class Scratch:
         return self._flat[: self._rows * length * self._width].view(self._rows, self._width, length)
 
 
-def with_column(x: Tensor, *columns: Tensor | float) -> Tensor:
-    """x (n, length, width) with more columns: tensors (n, length, 1), or numbers."""
+def with_column(x: Tensor, *columns: Tensor | float, use: str | None = None) -> Tensor:
+    """x (n, length, width) with more columns: tensors (n, length, 1), or numbers. In memory that the next one for the
+    same `use` overwrites, if one is given."""
     given = [c if isinstance(c, Tensor) else x.new_full((1, 1, 1), c).expand(*x.shape[:2], 1) for c in columns]
-    return torch.cat([x, *given], dim=-1)
+    if use is None:
+        return torch.cat([x, *given], dim=-1)
+    shape = (*x.shape[:2], x.shape[2] + len(given))
+    return torch.cat([x, *given], dim=-1, out=borrow(use, shape, x, x.dtype))
+
+
+def multiply_into(place: Tensor, left: Tensor, right: Tensor, *, divisor: Tensor | None = None) -> None:
+    """Write the product of two batches of matrices to a place, which may have another precision."""
+    product = torch.bmm(left, right, out=place) if place.dtype == left.dtype else torch.bmm(left, right)
+    if divisor is not None:
+        product.div_(divisor)
+    if product is not place:
+        place.copy_(product)
 
 
 def chunk_bounds(length: int, chunk: int) -> Iterator[tuple[int, int]]:
