@@ -173,7 +173,7 @@ def write_peers(folder, **options):
         "out": folder,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers, "round_times", lambda subjects, **_: {c: seconds[c.maker] for c in subjects})
+        patch.setattr(peers, "both_times", lambda subjects, **_: {c: (seconds[c.maker],) * 2 for c in subjects})
         patch.setattr(peers, "_measure_memory", measure_memory)
         peers.run(peers.PeersBench(**(chosen | options)))
     return folder / "peers.json"

@@ -177,7 +177,7 @@ def test_without_performer_pytorch_the_others_are_measured(monkeypatch, tmp_path
 
 def test_ratios_are_those_of_each_round(monkeypatch, tmp_path, capsys):
     seconds = {"klformer": [1.0, 2.0, 4.0], "torch": [3.0, 4.0, 4.0], "materialised": [0.5, 2.0, 8.0]}
-    monkeypatch.setattr(peers, "round_times", lambda subjects, **_: {c: seconds[c.maker] for c in subjects})
+    monkeypatch.setattr(peers, "both_times", lambda subjects, **_: {c: (seconds[c.maker],) * 2 for c in subjects})
     peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), out=tmp_path))
     report = json.loads((tmp_path / "peers.json").read_text())
     torch_row, plain_row = report["comparisons"]
