@@ -35,14 +35,12 @@ BATCH, LENGTH, MODEL = 2, 19, 12
 def case_names():
     names = []
     for count in CUTS:
-        # All with four; with fewer those that bring something of their own.
-        for attention in ATTENTIONS if count == 4 else ("gmm-rks", "gmm-prf", "linear-elu"):
-            names += [f"encoder {attention} {direction} {count}" for direction in ("all", "causal")]
+        ways = [f"{way} {count}" for way in ("all", "causal")]
+        names += [f"encoder {attention} {way}" for attention in ATTENTIONS for way in ways]
+        names += [f"float32 {attention} {way}" for attention in ATTENTIONS for way in ways]
         if count > 1:
-            kinds = list(WEIGHTS)[: 2 * count]
-            names += [f"weights {kind} {direction} {count}" for kind in kinds for direction in ("all", "causal")]
-            names += [f"model {kind} {count}" for kind in list(MODELS)[:: 4 // count]]
-            names += [f"float32 {name} {way} {count}" for name in ("gmm-rks", "gmm-prf") for way in ("all", "causal")]
+            names += [f"weights {kind} {way}" for kind in WEIGHTS for way in ways]
+            names += [f"model {kind} {count}" for kind in MODELS]
     return [*names, "decoder", "averaged gradients", "equal parts", "checkpointed layers", "refusals", "traffic"]
 
 
@@ -59,9 +57,9 @@ class Ranks:
     def part(self, x, count, dim=1):
         return x.tensor_split(CUTS[count], dim)[self.rank % count]
 
-    def compare(self, name, actual, expected, tolerance):
-        if tolerance > 1e-8:  # single precision: relative to the size of the whole
-            error = (actual - expected).norm() / expected.norm().clamp(min=1e-6)
+    def compare(self, name, actual, expected, tolerance, smallest=1e-6):
+        if tolerance > 1e-8:  # single precision: relative to the size of the whole, or to the smallest that counts
+            error = (actual - expected).norm() / expected.norm().clamp(min=smallest)
             assert error < tolerance, f"{name}: relative error {error}"
         else:
             torch.testing.assert_close(
@@ -99,11 +97,13 @@ class Ranks:
                 self.compare("inputs", leaf.grad / count, self.part(x, count), tolerance)
         if not ddp:
             average_gradients(model, self.meshes[count])
+        # The gradient of a bias before a normalisation is 0 but for rounding.
+        smallest = 1e-2 * max(float(gradient.norm()) for gradient in wanted.values() if gradient is not None)
         for name, p in model.named_parameters():
             if wanted[name] is None:
                 assert p.grad is None or not p.grad.any(), name
             else:
-                self.compare(name, p.grad, wanted[name], tolerance)
+                self.compare(name, p.grad, wanted[name], tolerance, smallest)
 
 
 def random(*shape, dtype=torch.float64):
