@@ -71,6 +71,9 @@ def main() -> None:
     parser.add_argument("--finetune-steps", type=int, default=0)
     parser.add_argument("--finetune", choices=["kernels", "all"], default="all")
     parser.add_argument("--finetune-learning-rate", type=float, default=1e-4)
+    parser.add_argument(
+        "--label-weight", type=float, default=0.0, help="of what is right, beside the teacher"
+    )
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="reactions of valid.tsv that stop the fit")
     parser.add_argument("--tested", type=int, default=TESTED, help="reactions of test.tsv to report on")
     parser.add_argument("--seed", type=int, default=0)
@@ -97,6 +100,7 @@ def main() -> None:
         finetune_steps=given.finetune_steps,
         finetune=given.finetune,
         finetune_learning_rate=given.finetune_learning_rate,
+        label_weight=given.label_weight,
         seed=given.seed,
         state_file=None if given.out is None else given.out / "fit.safetensors",
         progress=lambda stage, step, steps, error: print(f"{stage} {step}/{steps} {error:.4f}", flush=True),

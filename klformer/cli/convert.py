@@ -57,6 +57,8 @@ class Convert:
     """What they train."""
     finetune_learning_rate: float = 1e-4
     """Learning rate of all weights but the kernels', which take ten times as much."""
+    label_weight: float = 0.0
+    """What the loss of the task itself, masked or next words, weighs beside the teacher's answers."""
     keep_softmax: float = 0
     """Layers that stay softmax, those with the largest errors; or, below 1, the error above which a layer does."""
     max_positions: int | None = None
@@ -121,6 +123,7 @@ def run(options: Convert) -> None:
         finetune_steps=options.finetune_steps,
         finetune=options.finetune,
         finetune_learning_rate=options.finetune_learning_rate,
+        label_weight=options.label_weight,
         keep_softmax=keep if 0 < keep < 1 else int(keep),
         max_positions=options.max_positions,
         extension=options.extension,

@@ -10,6 +10,7 @@ from klformer.conversion import distil, fit, start
 from klformer.conversion.batches import Batches
 from klformer.conversion.hf import TransformersHost
 from klformer.conversion.hosts import Answer, Call
+from klformer.conversion.labels import asked_about
 from klformer.conversion.own import OwnHost
 from klformer.models import ModelConfig, build_classifier
 
@@ -122,6 +123,39 @@ def test_fine_tuning_brings_answers_nearer(finetune):
     assert tuned.certificate.linear["distance"] < 0.95 * plain.certificate.linear["distance"]
     same = torch.equal(tuned.model.bert.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)
     assert same == (finetune == "kernels")
+
+
+def test_labels_can_be_learned_beside_the_answers():
+    """Labels that the teacher does not know, the same word everywhere: with a weight for labels it is learned."""
+    model = FAMILIES["bert"]().eval()
+    data = [each | {"labels": torch.full_like(each["input_ids"], 7)} for each in batches("bert", 12)]
+    arguments = {"options": {"num_frequencies": 4}, "steps": 2, "finetune_steps": 20, "finetune_learning_rate": 3e-3}
+    right = [
+        klformer.convert(model, data, **arguments, label_weight=weight).certificate.linear["accuracy"]
+        for weight in (0.0, 10.0)
+    ]
+    assert right[0] < 0.3 < 0.8 < right[1]
+
+
+def test_what_is_asked():
+    """Classes and masked tokens where labels say, next tokens of a causal model whether they do or not."""
+    scores = torch.randn(3, 9, 50)
+    inputs = batch("gpt2") | {"labels": batch("gpt2")["input_ids"]}
+    host = TransformersHost(FAMILIES["gpt2"]())
+    for given in (inputs, batch("gpt2")):
+        asked = asked_about(host, given, Answer(scores, True), causal=True)
+        assert asked.right.tolist() == [
+            int(row[i]) for row, n in zip(inputs["input_ids"], (9, 5, 9), strict=True) for i in range(1, n)
+        ]
+        assert_close(asked.scores[8:12], scores[1, :4])
+    host = TransformersHost(FAMILIES["bert"]())
+    labels = torch.full((3, 9), -100)
+    labels[1, 2], labels[2, 5] = 11, 12
+    asked = asked_about(host, batch("bert") | {"labels": labels}, Answer(scores, True), causal=False)
+    assert asked.right.tolist() == [11, 12]
+    expected = -scores.log_softmax(-1)[[1, 2], [2, 5], [11, 12]].mean()
+    assert_close(asked.loss(), expected)
+    assert asked_about(host, batch("bert"), Answer(scores, True), causal=False) is None
 
 
 @pytest.mark.parametrize("family", ["bert", "bert-embeddings", "gpt2", "vit"])

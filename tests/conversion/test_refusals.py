@@ -66,6 +66,7 @@ ARGUMENTS = {
     "learning_rate": ({"learning_rate": 0.0}, "learning_rate must be finite and above 0"),
     "loss": ({"loss": "outputs"}, "loss must be one of 'output', 'weights'"),
     "finetune": ({"finetune": "head"}, "finetune must be one of"),
+    "labels": ({"label_weight": 1.0}, "label_weight must be 0 where batches have no 'labels'"),
     "positions": ({"attention": "linformer"}, "'linformer' has parameters for each position"),
 }
 
