@@ -93,9 +93,9 @@ def run(options: Convert) -> None:
     model, tokenizer = load_teacher(options.model)
     longest = options.max_positions or longest_input(model) or options.max_length
     steps = options.steps + options.finetune_steps
-    held_out, texts = split_texts(
+    held_out, choosing, texts = split_texts(
         read_texts(options.data, options.column),
-        count=steps + MAX_HELD_OUT,
+        count=steps + 2 * MAX_HELD_OUT,
         batch_size=options.batch_size,
         seed=options.seed,
     )
@@ -108,12 +108,14 @@ def run(options: Convert) -> None:
         seed=options.seed,
     )
     print(
-        f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(held_out):,} to measure by"
+        f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(choosing):,} to choose by, "
+        f"{len(held_out):,} to measure by"
     )
     conversion = convert(
         model,
         batches_of(texts, count=steps),
         evaluation=batches_of(held_out),
+        choosing=batches_of(choosing),
         attention=options.attention,
         layers=options.layers,
         steps=options.steps,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from klformer.attention import AttentionSpec, attention_capabilities
+from klformer.attention import AttentionSpec, attention_capabilities, attention_options
 from klformer.checks import check_choice, check_count, check_number
 from klformer.conversion import saving
 from klformer.conversion.batches import Batches
@@ -82,6 +82,7 @@ def convert(
     max_positions: int | None = None,
     extension: Extension = "repeat",
     evaluation: Iterable[Batch] | None = None,
+    choosing: Iterable[Batch] | None = None,
     state_file: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -93,10 +94,12 @@ def convert(
     Args:
         model: A model of transformers that calls its attention interface, or one of klformer's layers with softmax.
         batches: What the model is called with, as mappings from names to tensors, labels included if there are any.
-            One of ten, eight at most, is held out to measure by.
+            One of ten, eight at most, is held out to measure by, and as many to choose by: when to stop, what was best,
+            how many atoms are enough, which layers stay softmax. The certificate is of the former alone.
         attention: The attention to put in, with options as text if you like.
-        options: Options of the attention; `klformer.attention_options(name)` lists them. With `num_frequencies="auto"`
-            every layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
+        options: Options of the attention; `klformer.attention_options(name)` lists them. Random frequencies are drawn
+            once and kept, unless you say `redraw=True`: then every step learns with another draw. With
+            `num_frequencies="auto"` every layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
         layers: Which layers, counted from 0 in the order in which they run; None for all.
         steps: Steps of fitting, a batch each; it ends earlier if nothing is gained any more.
         learning_rate: Of the kernels, when they are fitted.
@@ -114,6 +117,7 @@ def convert(
             embeddings are extended. Batches may be as long; the teacher that they are compared with is extended, too.
         extension: How: the same rows again ("repeat"), or drawn out ("interpolate").
         evaluation: Batches to measure by, in place of some of `batches`.
+        choosing: Batches to choose by, in place of some of `batches`.
         state_file: Where the state of fitting is saved now and then. What is there is gone on with, if the arguments
             are the same; when all is done, the file is removed.
         seed: Of everything that is random.
@@ -162,7 +166,7 @@ def convert(
         check_count("max_positions", max_positions)
         teacher = host_of(copy.deepcopy(model))
         teacher.extend_positions(max_positions, extension)
-    data = Batches(batches, evaluation, steps=steps + finetune_steps, seed=seed)
+    data = Batches(batches, evaluation, choosing, steps=steps + finetune_steps, seed=seed)
     with evaluating(teacher.model):
         sites = teacher.sites(data.held_out[0])
         chosen = chosen_sites(sites, layers)
@@ -199,7 +203,7 @@ def convert(
         clock.lap("fit")
         student.install(learned.mechanisms)
         measured = partial(figures, teacher=teacher, batches=data.held_out, causal=chosen[0].causal)
-        kept = _stay_softmax(learned.fitted, keep_softmax)
+        kept = _stay_softmax(learned.chosen_by, keep_softmax)
         linear: dict[str, float] = {}
         if before is not None:
             linear = before["linear"]
@@ -220,6 +224,7 @@ def convert(
                 label_weight=label_weight,
                 causal=chosen[0].causal,
                 first_step=steps,
+                seed=seed,
                 progress=progress,
                 store=store,
                 before={"learned": learned.for_json(), "linear": linear},
@@ -260,7 +265,9 @@ def host_of(model: nn.Module) -> Host:
 
 def _spec(attention: str | AttentionSpec, options: Mapping[str, Any] | None) -> AttentionSpec:
     spec = AttentionSpec.of(attention)
-    return AttentionSpec(name=spec.name, options={**spec.options, **(options or {})})
+    # A conversion is to give back one model: the draw is kept unless another is asked for.
+    kept = {"redraw": False} if "redraw" in attention_options(spec.name) else {}
+    return AttentionSpec(name=spec.name, options={**kept, **spec.options, **(options or {})})
 
 
 def _has_atoms(spec: AttentionSpec) -> bool:

@@ -17,7 +17,7 @@ from torch.nn.functional import kl_div, log_softmax, pad
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
-from klformer.conversion.fit import Progress, share_of_rate
+from klformer.conversion.fit import Progress, redraw, share_of_rate
 from klformer.conversion.hosts import Answer, Batch, Host
 from klformer.conversion.labels import asked_about
 from klformer.conversion.resume import State, Store
@@ -43,6 +43,7 @@ def distil(
     label_weight: float = 0.0,
     causal: bool = False,
     first_step: int = 0,
+    seed: int = 0,
     progress: Progress | None = None,
     store: Store | None = None,
     before: Mapping[str, Any] | None = None,
@@ -74,6 +75,7 @@ def distil(
         _restore(student.model, optimiser, state.tensors)
     for step in range(first, steps):
         batch = batches.at(first_step + step)
+        redraw(mechanisms, seed, first_step + step)
         with torch.no_grad():
             right = teacher.run(batch, hidden=True)
         answer = student.run(batch, hidden=True)

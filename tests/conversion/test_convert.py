@@ -250,11 +250,42 @@ class TestOwnModels:
 
 
 def test_batches_come_round_in_another_order():
-    data = Batches([{"x": torch.tensor([i])} for i in range(20)], None, steps=100, seed=0)
+    data = Batches([{"x": torch.tensor([i])} for i in range(20)], steps=100, seed=0)
     assert [int(each["x"]) for each in data.held_out] == [0, 1]
-    turns = [[int(data.at(turn * 18 + i)["x"]) for i in range(18)] for turn in range(2)]
-    assert sorted(turns[0]) == sorted(turns[1]) == list(range(2, 20))
+    assert [int(each["x"]) for each in data.choosing] == [2, 3]
+    turns = [[int(data.at(turn * 16 + i)["x"]) for i in range(16)] for turn in range(2)]
+    assert sorted(turns[0]) == sorted(turns[1]) == list(range(4, 20))
     assert turns[0] != turns[1]
+
+
+def test_nothing_is_chosen_by_what_is_measured():
+    """Other batches to measure by: the same model, atoms and layers that stay softmax included, and other figures."""
+    model, data = FAMILIES["bert"]().eval(), batches("bert", 12)
+    arguments = {"options": {"num_frequencies": "auto"}, "error_budget": 0.2, "steps": 4, "keep_softmax": 1}
+    some = [
+        klformer.convert(model, data[4:], **arguments, choosing=data[:2], evaluation=each)
+        for each in (data[2:3], data[3:4])
+    ]
+    assert some[0].records == some[1].records
+    for name, value in some[0].model.state_dict().items():
+        assert torch.equal(some[1].model.state_dict()[name], value), name
+    assert some[0].certificate.linear != some[1].certificate.linear
+    assert some[0].certificate.layers != some[1].certificate.layers
+
+
+def test_draws_are_kept_unless_another_is_asked_for():
+    model, data = FAMILIES["bert"](), batches("bert", 6)
+    noise = []
+    for options in ({}, {"redraw": False}, {"redraw": True}):
+        conversion = klformer.convert(
+            model, data, attention="gmm-prf", options={"num_frequencies": 8, **options}, steps=3
+        )
+        assert all(
+            record.attention.options["redraw"] == options.get("redraw", False) for record in conversion.records.values()
+        )
+        noise.append(next(value for name, value in conversion.model.state_dict().items() if name.endswith("noise")))
+    assert torch.equal(noise[0], noise[1])
+    assert not torch.equal(noise[0], noise[2])
 
 
 def test_cluster_means():
