@@ -288,6 +288,27 @@ def test_draws_are_kept_unless_another_is_asked_for():
     assert not torch.equal(noise[0], noise[2])
 
 
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_a_mixture_starts_at_clusters(covariance):
+    """Two heads, two clusters each, one of them wider: means and variances are theirs, scaled as kernels scale keys."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[[0.0, 10.0], [10.0, 0.0]], [[5.0, 5.0], [-5.0, 5.0]]])
+    widths = torch.tensor([0.1, 0.5])[:, None, None]
+    keys = (centres.unsqueeze(2) + widths * torch.randn(2, 2, 500, 2, generator=generator)).flatten(1, 2)
+    options = {"num_components": 2, "tied": False, "envelope": "simplex", "covariance": covariance}
+    mechanism = klformer.build_attention("gmm-prf", num_heads=2, head_dim=2, num_frequencies=8, **options)
+    assert start.can_start_from_keys(mechanism)
+    start.start_from_keys(mechanism, keys, generator)
+    mixture = mechanism.kernel.spectrum
+    order = torch.cdist(mixture.mean, centres * 2**-0.25).argmin(1)  # which component is which cluster
+    for head in range(2):
+        assert_close(mixture.mean[head, order[head]], centres[head] * 2**-0.25, atol=0.05, rtol=0)
+        found = mixture.covariance()[head, order[head]].diagonal(dim1=-2, dim2=-1)
+        assert_close(found, (widths.squeeze(-1) ** 2 * 2**-0.5).expand(2, 2), atol=1e-3, rtol=0.2)
+    tied = klformer.build_attention("gmm-prf", num_heads=2, head_dim=2, num_frequencies=8, envelope="simplex")
+    assert not start.can_start_from_keys(tied)
+
+
 def test_cluster_means():
     generator = torch.Generator().manual_seed(0)
     centres = torch.tensor([[[0.0, 10.0], [10.0, 0.0]], [[5.0, 5.0], [-5.0, 5.0]]])
