@@ -46,7 +46,7 @@ def test_a_table_is_made_of_the_rows_that_are_asked_for(tmp_path):
 
 def test_all_fields_as_they_are(tmp_path):
     rows = [
-        {"setting": "a", "attention": "softmax", "right, %": 94.0},
+        {"setting": "a", "attention": "softmax", "right": 94.0},
         {"setting": "a", "attention": "x", "seconds": 3},
     ]
     (tmp_path / "data.json").write_text(json.dumps({"rows": [*rows, {"setting": "b", "attention": "y"}]}))
