@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
 
 import torch
 from torch import Tensor
@@ -36,6 +35,8 @@ from klformer.conversion.hf.positions import extend_positions
 Pair = tuple[str, str]
 TEMPERATURE, BATCH_SIZE, MAX_LENGTH = 0.05, 48, 48
 LONG, FITTED_LENGTH, LONG_ARTICLES = 8192, 1024, 8
+#: Tokens at which time and memory are measured.
+LENGTHS = (1024, 2048, 4096, 8192)
 #: File, columns of the sentences, and which rows are of sentences that mean the same.
 SAME: list[tuple[str, int, int, Callable[[list[str]], bool]]] = [
     ("QQP/train.tsv", 3, 4, lambda row: row[5] == "1"),
@@ -122,32 +123,47 @@ def read_articles(file: Path) -> list[str]:
 
 
 @torch.no_grad()
-def read_whole_articles(encoder: Encoder, articles: list[str], options: dict[str, int], steps: int) -> None:
-    """Convert the encoder so that it reads long articles, and print how it does beside softmax."""
+def embeddings(model: torch.nn.Module, articles: list[Tensor]) -> Tensor:
+    return torch.cat([model(input_ids=each).last_hidden_state.mean(1) for each in articles])
+
+
+def read_whole_articles(encoder: Encoder, articles: list[str], num_frequencies: int, steps: int, out: Path) -> None:
+    """Convert the encoder so that it reads long articles, and print how it does beside softmax.
+
+    Embeddings are compared less the mean of the teacher's: what they have in common says nothing.
+    """
     tokens = [torch.tensor(encoder.tokenizer(text, truncation=True, max_length=LONG)["input_ids"]) for text in articles]
     long = [each[None] for each in tokens if len(each) == LONG][:LONG_ARTICLES]
     chosen = [each[None, :FITTED_LENGTH] for each in tokens if FITTED_LENGTH <= len(each) < LONG]
     batches = [{"input_ids": each, "attention_mask": torch.ones_like(each)} for each in chosen]
-    conversion = klformer.convert(encoder.model, batches, options=options, steps=steps, max_positions=LONG)
     teacher = copy.deepcopy(encoder.model)
     extend_positions(teacher, LONG, "repeat")
     teacher.set_attn_implementation("sdpa")
-    cosines = []
-    for each in long:
-        ours, theirs = (model(input_ids=each).last_hidden_state.mean(1) for model in (conversion.model, teacher))
-        cosines.append(float(cosine_similarity(ours, theirs)))
-    row = {"articles": len(long), "tokens": LONG, **options, "fitted_to": len(batches), "cosine": mean(cosines)}
-    with tempfile.TemporaryDirectory() as folder:
-        conversion.save(Path(folder) / "linear", tokenizer=encoder.tokenizer)
-        for saving in (teacher, encoder.tokenizer):
-            saving.save_pretrained(str(Path(folder) / "softmax"))
-        for name in ("softmax", "linear"):
-            taken = footprint(Path(folder) / name, LONG)
-            row |= {
-                f"{name}_processor_seconds": taken["processor_seconds"],
-                f"{name}_mebibytes": taken["bytes"] / 2**20,
-            }
-    print(json.dumps(row), flush=True)
+    right = embeddings(teacher, long)
+    common = right.mean(0)
+    others = [cosine_similarity(right - common, (right - common).roll(i, 0), dim=-1) for i in range(1, len(long))]
+    print(json.dumps({"articles": len(long), "tokens": LONG, "cosine_of_different_articles": mean_of(others)}))
+    for saving in (teacher, encoder.tokenizer):
+        saving.save_pretrained(str(out / "softmax"))
+    for name, its_steps in (("performer", 0), ("atoms-prf", steps)):
+        options = {"num_frequencies": num_frequencies}
+        conversion = klformer.convert(
+            encoder.model, batches, attention=name, options=options, steps=its_steps, max_positions=LONG
+        )
+        ours = embeddings(conversion.model, long)
+        row = {"attention": name, **options, "fitted_to": len(batches), "steps": its_steps}
+        row |= {"cosine": mean_of([cosine_similarity(ours - common, right - common, dim=-1)])}
+        print(json.dumps(row | {"processor_seconds": conversion.certificate.processor_seconds}), flush=True)
+    conversion.save(out / "linear", tokenizer=encoder.tokenizer)
+    for name in ("softmax", "linear"):
+        for length in LENGTHS:
+            taken = footprint(out / name, length)
+            row = {"attention": name, "tokens": length, "processor_seconds": taken["processor_seconds"]}
+            print(json.dumps(row | {"mebibytes": taken["bytes"] / 2**20}), flush=True)
+
+
+def mean_of(values: list[Tensor]) -> float:
+    return float(torch.cat(values).mean())
 
 
 def main() -> None:
@@ -157,6 +173,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--frequencies", type=int, default=64)
     parser.add_argument("--articles", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for the two encoders that read long articles")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.manual_seed(given.seed)
@@ -188,7 +205,9 @@ def main() -> None:
         row |= {"cosine": figures.linear["cosine_mean"], "processor_seconds": figures.processor_seconds}
         print(json.dumps(row), flush=True)
     if given.articles is not None:
-        read_whole_articles(encoder, read_articles(given.articles), options, given.steps)
+        with tempfile.TemporaryDirectory() as folder:
+            out = given.out or Path(folder)
+            read_whole_articles(encoder, read_articles(given.articles), given.frequencies, given.steps, out)
 
 
 if __name__ == "__main__":

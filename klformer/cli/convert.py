@@ -57,6 +57,8 @@ class Convert:
     """What they train."""
     finetune_learning_rate: float = 1e-4
     """Learning rate of all weights but the kernels', which take ten times as much."""
+    label_weight: float = 0.0
+    """What the loss of the task itself, masked or next words, weighs beside the teacher's answers."""
     keep_softmax: float = 0
     """Layers that stay softmax, those with the largest errors; or, below 1, the error above which a layer does."""
     max_positions: int | None = None
@@ -91,9 +93,9 @@ def run(options: Convert) -> None:
     model, tokenizer = load_teacher(options.model)
     longest = options.max_positions or longest_input(model) or options.max_length
     steps = options.steps + options.finetune_steps
-    held_out, texts = split_texts(
+    held_out, choosing, texts = split_texts(
         read_texts(options.data, options.column),
-        count=steps + MAX_HELD_OUT,
+        count=steps + 2 * MAX_HELD_OUT,
         batch_size=options.batch_size,
         seed=options.seed,
     )
@@ -106,12 +108,14 @@ def run(options: Convert) -> None:
         seed=options.seed,
     )
     print(
-        f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(held_out):,} to measure by"
+        f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(choosing):,} to choose by, "
+        f"{len(held_out):,} to measure by"
     )
     conversion = convert(
         model,
         batches_of(texts, count=steps),
         evaluation=batches_of(held_out),
+        choosing=batches_of(choosing),
         attention=options.attention,
         layers=options.layers,
         steps=options.steps,
@@ -121,6 +125,7 @@ def run(options: Convert) -> None:
         finetune_steps=options.finetune_steps,
         finetune=options.finetune,
         finetune_learning_rate=options.finetune_learning_rate,
+        label_weight=options.label_weight,
         keep_softmax=keep if 0 < keep < 1 else int(keep),
         max_positions=options.max_positions,
         extension=options.extension,

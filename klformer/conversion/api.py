@@ -1,24 +1,25 @@
 """`klformer.convert`: a trained softmax model becomes linear, its kernels learned from its own queries and keys."""
 
 import copy
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from klformer.attention import AttentionSpec, attention_capabilities
+from klformer.attention import AttentionSpec, attention_capabilities, attention_options
 from klformer.checks import check_choice, check_count, check_number
 from klformer.conversion import saving
 from klformer.conversion.batches import Batches
 from klformer.conversion.certify import Certificate, LayerErrors, figures
+from klformer.conversion.clock import Clock
 from klformer.conversion.distil import Trained, distil
 from klformer.conversion.fit import HeadErrors, Loss, Progress
-from klformer.conversion.hosts import Batch, ConversionError, Extension, Host, Site, chosen_sites
+from klformer.conversion.hosts import Batch, ConversionError, Extension, Host, Site, chosen_sites, evaluating
+from klformer.conversion.labels import asked_about
 from klformer.conversion.learn import Learned, learn_kernels
 from klformer.conversion.own import OwnHost
 from klformer.conversion.prune import START_PER_DIM
@@ -76,10 +77,12 @@ def convert(
     finetune_steps: int = 0,
     finetune: Trained = "all",
     finetune_learning_rate: float = 1e-4,
+    label_weight: float = 0.0,
     keep_softmax: int | float = 0,
     max_positions: int | None = None,
     extension: Extension = "repeat",
     evaluation: Iterable[Batch] | None = None,
+    choosing: Iterable[Batch] | None = None,
     state_file: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -91,10 +94,12 @@ def convert(
     Args:
         model: A model of transformers that calls its attention interface, or one of klformer's layers with softmax.
         batches: What the model is called with, as mappings from names to tensors, labels included if there are any.
-            One of ten, eight at most, is held out to measure by.
+            One of ten, eight at most, is held out to measure by, and as many to choose by: when to stop, what was best,
+            how many atoms are enough, which layers stay softmax. The certificate is of the former alone.
         attention: The attention to put in, with options as text if you like.
-        options: Options of the attention; `klformer.attention_options(name)` lists them. With `num_frequencies="auto"`
-            every layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
+        options: Options of the attention; `klformer.attention_options(name)` lists them. Random frequencies are drawn
+            once and kept, unless you say `redraw=True`: then every step learns with another draw. With
+            `num_frequencies="auto"` every layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
         layers: Which layers, counted from 0 in the order in which they run; None for all.
         steps: Steps of fitting, a batch each; it ends earlier if nothing is gained any more.
         learning_rate: Of the kernels, when they are fitted.
@@ -104,12 +109,15 @@ def convert(
         finetune_steps: Steps of distillation of the teacher's answers after that.
         finetune: What they train: "all" weights, or the "kernels" alone.
         finetune_learning_rate: Of all weights but the kernels', which take ten times as much.
+        label_weight: What the task's own loss, the cross-entropy of the labels, weighs in fine-tuning beside the
+            teacher's answers.
         keep_softmax: How many layers stay softmax, those with the largest errors; or, below 1, the error above which a
             layer stays softmax. Figures without them are in the certificate as well.
         max_positions: Tokens that the converted model is to read, more than the teacher: its learned position
             embeddings are extended. Batches may be as long; the teacher that they are compared with is extended, too.
         extension: How: the same rows again ("repeat"), or drawn out ("interpolate").
         evaluation: Batches to measure by, in place of some of `batches`.
+        choosing: Batches to choose by, in place of some of `batches`.
         state_file: Where the state of fitting is saved now and then. What is there is gone on with, if the arguments
             are the same; when all is done, the file is removed.
         seed: Of everything that is random.
@@ -141,6 +149,7 @@ def convert(
     check_number("learning_rate", learning_rate, exclusive=True)
     check_number("finetune_learning_rate", finetune_learning_rate, exclusive=True)
     check_number("keep_softmax", keep_softmax)
+    check_number("label_weight", label_weight)
     check_number("error_budget", error_budget, exclusive=True)
     check_choice("loss", loss, ("output", "weights"))
     check_choice("finetune", finetune, ("kernels", "all"))
@@ -151,17 +160,19 @@ def convert(
             f"num_frequencies={AUTO!r} needs an attention whose atoms can be dropped one by one, which is 'atoms-prf' "
             f"with envelope 'simplex'; for {spec.label()!r} give a number"
         )
-    clock = _Clock()
+    clock = Clock()
     teacher = host_of(model)
     if max_positions is not None:
         check_count("max_positions", max_positions)
         teacher = host_of(copy.deepcopy(model))
         teacher.extend_positions(max_positions, extension)
-    data = Batches(batches, evaluation, steps=steps + finetune_steps, seed=seed)
-    with _evaluating(teacher.model):
+    data = Batches(batches, evaluation, choosing, steps=steps + finetune_steps, seed=seed)
+    with evaluating(teacher.model):
         sites = teacher.sites(data.held_out[0])
         chosen = chosen_sites(sites, layers)
         _check_attention(spec, chosen)
+        if label_weight:
+            _check_labels(teacher, data.held_out[0], causal=chosen[0].causal)
         records = {site.name: _record(spec, site, is_auto=is_auto) for site in chosen}
         student = host_of(copy.deepcopy(teacher.model))
         store = resumed = None
@@ -170,6 +181,7 @@ def convert(
             settings |= {"learning_rate": learning_rate, "loss": loss, "seed": seed, "batches": data.fingerprint()}
             settings |= {"finetune_steps": finetune_steps, "finetune": finetune, "keep_softmax": keep_softmax}
             settings |= {"finetune_learning_rate": finetune_learning_rate, "error_budget": error_budget}
+            settings |= {"label_weight": label_weight}
             store = Store(Path(state_file), settings)
             resumed = store.load()
         before = resumed.rest if resumed is not None and resumed.stage == "distil" else None
@@ -191,7 +203,7 @@ def convert(
         clock.lap("fit")
         student.install(learned.mechanisms)
         measured = partial(figures, teacher=teacher, batches=data.held_out, causal=chosen[0].causal)
-        kept = _stay_softmax(learned.fitted, keep_softmax)
+        kept = _stay_softmax(learned.chosen_by, keep_softmax)
         linear: dict[str, float] = {}
         if before is not None:
             linear = before["linear"]
@@ -209,7 +221,10 @@ def convert(
                 learning_rate=finetune_learning_rate,
                 kernel_learning_rate=finetune_learning_rate * KERNEL_RATE_FACTOR,
                 trained=finetune,
+                label_weight=label_weight,
+                causal=chosen[0].causal,
                 first_step=steps,
+                seed=seed,
                 progress=progress,
                 store=store,
                 before={"learned": learned.for_json(), "linear": linear},
@@ -250,7 +265,9 @@ def host_of(model: nn.Module) -> Host:
 
 def _spec(attention: str | AttentionSpec, options: Mapping[str, Any] | None) -> AttentionSpec:
     spec = AttentionSpec.of(attention)
-    return AttentionSpec(name=spec.name, options={**spec.options, **(options or {})})
+    # A conversion is to give back one model: the draw is kept unless another is asked for.
+    kept = {"redraw": False} if "redraw" in attention_options(spec.name) else {}
+    return AttentionSpec(name=spec.name, options={**kept, **spec.options, **(options or {})})
 
 
 def _has_atoms(spec: AttentionSpec) -> bool:
@@ -266,6 +283,16 @@ def _check_attention(spec: AttentionSpec, sites: list[Site]) -> None:
         )
     if not can.causal and any(site.causal for site in sites):
         raise ConversionError(f"attention {spec.name!r} has no causal form, and the model is causal")
+
+
+def _check_labels(teacher: Host, batch: Batch, *, causal: bool) -> None:
+    with torch.no_grad():
+        asked = asked_about(teacher, batch, teacher.run(batch), causal=causal)
+    if asked is None:
+        raise ArgumentError(
+            "label_weight must be 0 where batches have no 'labels' that say which class or token is right; got "
+            f"batches of {', '.join(sorted(batch))}"
+        )
 
 
 def _record(spec: AttentionSpec, site: Site, *, is_auto: bool) -> SiteRecord:
@@ -316,32 +343,3 @@ def _notes(
         if finetune_steps:
             notes.append("the linear figures are those before fine-tuning, which trained the model with softmax layers")
     return tuple(notes)
-
-
-class _Clock:
-    """Wall time of parts, and processor time of all."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-        self._first = time.process_time()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self._last
-        self._last = now
-
-    def processor_seconds(self) -> float:
-        return time.process_time() - self._first
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards each of its modules as before."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training

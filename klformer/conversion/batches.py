@@ -1,4 +1,4 @@
-"""Batches of a conversion: some are held out to measure by, the others come round again and again."""
+"""Batches of a conversion: some to measure by, some to choose by, and the others, which come round again and again."""
 
 import hashlib
 import itertools
@@ -10,7 +10,8 @@ from torch import Tensor
 from klformer.conversion.hosts import Batch
 from klformer.errors import ArgumentError, ArgumentTypeError
 
-#: Of the batches that are given, one of so many is held out, but no more than so many.
+#: Of the batches that are given, one of so many is held out to measure by, and as many to choose by, but no more than
+#: so many.
 HELD_OUT_SHARE, MAX_HELD_OUT = 10, 8
 
 
@@ -19,7 +20,8 @@ class Batches:
 
     Args:
         batches: Mappings of tensors; read once. The first ones are held out.
-        evaluation: Batches to hold out instead.
+        evaluation: Batches to measure by, instead of some of `batches`.
+        choosing: Batches to choose by, instead of some of `batches`.
         steps: Steps that will be taken.
         seed: Decides in which order they come.
 
@@ -28,20 +30,30 @@ class Batches:
         ArgumentTypeError: one is not a mapping of tensors.
     """
 
-    def __init__(self, batches: Iterable[Batch], evaluation: Iterable[Batch] | None, *, steps: int, seed: int) -> None:
-        wanted = max(1, steps) + (0 if evaluation is not None else MAX_HELD_OUT)
-        given = list(itertools.islice(iter(batches), wanted))
-        if evaluation is None:
-            count = min(MAX_HELD_OUT, max(1, len(given) // HELD_OUT_SHARE))
-            self.held_out, self.train = given[:count], given[count:]
-        else:
-            self.held_out, self.train = list(evaluation), given
-        if not self.train or not self.held_out:
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        evaluation: Iterable[Batch] | None = None,
+        choosing: Iterable[Batch] | None = None,
+        *,
+        steps: int,
+        seed: int,
+    ) -> None:
+        parts = sum(each is None for each in (evaluation, choosing))
+        given = list(itertools.islice(iter(batches), max(1, steps) + parts * MAX_HELD_OUT))
+        count = min(MAX_HELD_OUT, max(1, len(given) // HELD_OUT_SHARE))
+        #: To measure by: nothing is chosen by them.
+        self.held_out = given[:count] if evaluation is None else list(evaluation)
+        rest = given[count:] if evaluation is None else given
+        #: To choose by: when to stop, what was best, how many atoms are enough, which layers stay softmax.
+        self.choosing = rest[:count] if choosing is None else list(choosing)
+        self.train = rest[count:] if choosing is None else rest
+        if not self.train or not self.held_out or not self.choosing:
             raise ArgumentError(
-                f"batches must be at least one to fit to and one to measure by, got {len(given)}"
-                + ("" if evaluation is None else f", and {len(self.held_out)} in evaluation")
+                "batches must be at least one to fit to, one to choose by and one to measure by, got "
+                f"{len(self.train)}, {len(self.choosing)} and {len(self.held_out)}"
             )
-        for batch in (*self.held_out, *self.train):
+        for batch in (*self.held_out, *self.choosing, *self.train):
             _check(batch)
         self._seed = seed
 
@@ -54,7 +66,7 @@ class Batches:
     def fingerprint(self) -> str:
         """Tells these batches from others."""
         digest = hashlib.sha256()
-        for batch in (*self.held_out, *self.train):
+        for batch in (*self.held_out, *self.choosing, *self.train):
             for name, value in sorted(batch.items()):
                 digest.update(f"{name} {tuple(value.shape)}".encode())
                 digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity
 
 from klformer.conversion.distil import distance
 from klformer.conversion.hosts import Answer, Batch, Host
+from klformer.conversion.labels import asked_about, asked_mask, is_language_model
 from klformer.models.pooling import masked_mean
 
 
@@ -101,10 +102,10 @@ def figures(host: Host, teacher: Host, batches: Sequence[Batch], *, causal: bool
     for batch in batches:
         right, answer = teacher.run(batch), host.run(batch)
         tally.add("distance", distance(host, batch, answer, right) * len(answer.values), len(answer.values))
-        mask = host.mask(batch)
         if answer.are_scores:
-            _add_scores(tally, batch, host.labels(batch), mask, answer, right, causal=causal)
+            _add_scores(tally, host, batch, answer, right, causal=causal)
         else:
+            mask = host.mask(batch)
             ours, theirs = answer.values.float(), right.values.float()
             vectors = {"cosine_mean": [masked_mean(x, mask) for x in (ours, theirs)]}
             vectors["cosine_first"] = [ours[:, 0], theirs[:, 0]]
@@ -119,36 +120,17 @@ def figures(host: Host, teacher: Host, batches: Sequence[Batch], *, causal: bool
     return values
 
 
-def _add_scores(
-    tally: "_Tally",
-    batch: Batch,
-    labels: Tensor | None,
-    mask: Tensor | None,
-    answer: Answer,
-    right: Answer,
-    *,
-    causal: bool,
-) -> None:
-    scores = answer.values
-    predicted, expected = scores.argmax(-1), right.values.argmax(-1)
-    asked = torch.ones_like(predicted, dtype=torch.bool)
-    if mask is not None and mask.shape == asked.shape:
-        asked = mask
-    is_language = causal and scores.dim() == 3
-    if labels is not None and labels.shape == asked.shape and not is_language and not labels.is_floating_point():
-        asked = labels >= 0
-        tally.add("accuracy", (predicted[asked] == labels[asked]).sum(), asked.sum())
-    tally.add("agreement", (predicted[asked] == expected[asked]).sum(), asked.sum())
-    if is_language:
-        following = batch["input_ids"] if labels is None else labels
-        if mask is not None:
-            following = following.masked_fill(~mask, -100)
-        following = following[:, 1:]
-        known = following >= 0
-        tally.add("accuracy", (predicted[:, :-1][known] == following[known]).sum(), known.sum())
-        tally.add(
-            "perplexity", cross_entropy(scores[:, :-1][known].float(), following[known], reduction="sum"), known.sum()
-        )
+def _add_scores(tally: "_Tally", host: Host, batch: Batch, answer: Answer, right: Answer, *, causal: bool) -> None:
+    counted = asked_mask(host, batch, answer, causal=causal)
+    same = answer.values.argmax(-1) == right.values.argmax(-1)
+    tally.add("agreement", same[counted].sum(), counted.sum())
+    asked = asked_about(host, batch, answer, causal=causal)
+    if asked is None:
+        return
+    count = len(asked.right)
+    tally.add("accuracy", asked.num_right(), count)
+    if is_language_model(answer, causal=causal):
+        tally.add("perplexity", asked.loss() * count, count)
 
 
 class _Tally:

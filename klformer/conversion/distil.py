@@ -3,6 +3,7 @@
     scores           KL(teacher || student), tokens that a label asks about weighing more than the others
     hidden states    relative squared error
     layers           the same of what every layer gives, the mean over the layers, in addition
+    labels           cross-entropy of what is right, in addition, if it is given a weight
 
 What is trained is the kernels alone, or all weights with the kernels in a group of their own.
 """
@@ -16,8 +17,9 @@ from torch.nn.functional import kl_div, log_softmax, pad
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
-from klformer.conversion.fit import Progress, share_of_rate
+from klformer.conversion.fit import Progress, redraw, share_of_rate
 from klformer.conversion.hosts import Answer, Batch, Host
+from klformer.conversion.labels import asked_about
 from klformer.conversion.resume import State, Store
 
 Trained = Literal["kernels", "all"]
@@ -38,7 +40,10 @@ def distil(
     learning_rate: float,
     kernel_learning_rate: float,
     trained: Trained,
+    label_weight: float = 0.0,
+    causal: bool = False,
     first_step: int = 0,
+    seed: int = 0,
     progress: Progress | None = None,
     store: Store | None = None,
     before: Mapping[str, Any] | None = None,
@@ -50,6 +55,8 @@ def distil(
     Args:
         mechanisms: The attentions in the student that were converted.
         learning_rate: Of all weights but the kernels'.
+        label_weight: Of the cross-entropy of labels, beside the teacher's answers.
+        causal: Whether the model predicts next tokens.
         first_step: The number of the first batch.
         before: What is to be known of the stages before when it is gone on with, for JSON.
     """
@@ -68,11 +75,14 @@ def distil(
         _restore(student.model, optimiser, state.tensors)
     for step in range(first, steps):
         batch = batches.at(first_step + step)
+        redraw(mechanisms, seed, first_step + step)
         with torch.no_grad():
             right = teacher.run(batch, hidden=True)
         answer = student.run(batch, hidden=True)
         away = distance(student, batch, answer, right)
         loss = away + hidden_distance(student, batch, answer, right)
+        if label_weight and (asked := asked_about(student, batch, answer, causal=causal)) is not None:
+            loss = loss + label_weight * asked.loss()
         optimiser.zero_grad(set_to_none=True)
         gradients = torch.autograd.grad(loss, everything, allow_unused=True)
         for parameter, gradient in zip(everything, gradients, strict=True):

@@ -19,6 +19,7 @@ from klformer.conversion.batches import Batches
 from klformer.conversion.hosts import Batch, Call, Host
 from klformer.conversion.resume import State, Store
 from klformer.conversion.start import KeySample, can_start_from_keys, start_from_keys
+from klformer.noise import resample
 
 Loss = Literal["output", "weights"]
 #: Called with what is done, the step, the number of steps, and the mean error.
@@ -139,13 +140,15 @@ def fit(
     steps: int,
     learning_rate: float,
     loss: Loss = "output",
+    seed: int = 0,
     progress: Progress | None = None,
     store: Store | None = None,
 ) -> None:
     """Fit attentions to the softmax of the sites that they are named after; ends early if nothing is gained any more.
 
-    Afterwards every one is what it was when its error on the held-out batches was lowest. What a store holds is gone on
-    with, and whenever errors are measured, the state is saved there.
+    Afterwards every one is what it was when its error on the batches to choose by was lowest. Kernels that redraw their
+    frequencies do so in every step. What a store holds is gone on with, and whenever errors are measured, the state is
+    saved there.
     """
     fits = {name: LayerFit(each, learning_rate=learning_rate, loss=loss) for name, each in mechanisms.items()}
     every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
@@ -158,7 +161,7 @@ def fit(
             first = steps + 1
     for step in range(first, steps + 1):
         if (step % every == 0 and step > first) or step in (0, steps):
-            errors = measure(host, mechanisms, batches.held_out)
+            errors = measure(host, mechanisms, batches.choosing)
             gains = [fits[name].note(float(error.mean())) for name, error in errors.by_site.items()]
             without_gain = 0 if any(gains) else without_gain + 1
             if progress is not None:
@@ -168,9 +171,17 @@ def fit(
             if without_gain >= PATIENCE:
                 break
         if step < steps:
+            redraw(mechanisms, seed, step)
             _fit_batch(host, fits, batches.at(step), share_of_rate(step, steps))
     for layer in fits.values():
         layer.take_best()
+
+
+def redraw(mechanisms: Mapping[str, AttentionMechanism], seed: int, step: int) -> None:
+    """Draw the frequencies of a step, of those kernels that do not keep theirs."""
+    generator = torch.Generator().manual_seed(seed * 1009 + step)
+    for mechanism in mechanisms.values():
+        resample(mechanism, generator)
 
 
 def _state(step: int, without_gain: int, fits: Mapping[str, LayerFit]) -> State:

@@ -6,8 +6,8 @@ transformers' models.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -155,3 +155,15 @@ def chosen_sites(sites: list[Site], layers: tuple[int, ...] | None) -> list[Site
         advice = f"; layers={tuple(others)} would leave such layers out" if others else ""
         raise ConversionError(f"this attention can't be replaced: {obstacles[0]}{advice}")
     return [sites[layer] for layer in sorted(set(wanted))]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and afterwards each of its modules as before."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

@@ -17,12 +17,16 @@ from klformer.conversion.resume import Store
 
 @dataclass(frozen=True)
 class Learned:
-    """Kernels by the names of their sites, how they were built, and their errors before and after they were fitted."""
+    """Kernels by the names of their sites, how they were built, and their errors before and after they were fitted.
+
+    `at_start` and `fitted` are of the batches to measure by; `chosen_by` is after the fit, of those to choose by.
+    """
 
     mechanisms: dict[str, AttentionMechanism]
     records: dict[str, SiteRecord]
     at_start: HeadErrors
     fitted: HeadErrors
+    chosen_by: HeadErrors
 
     def for_json(self) -> dict[str, Any]:
         """All but the parameters."""
@@ -30,6 +34,7 @@ class Learned:
             "records": {name: record.model_dump(mode="json") for name, record in self.records.items()},
             "at_start": {name: error.tolist() for name, error in self.at_start.by_site.items()},
             "fitted": {name: error.tolist() for name, error in self.fitted.by_site.items()},
+            "chosen_by": {name: error.tolist() for name, error in self.chosen_by.by_site.items()},
         }
 
     @staticmethod
@@ -39,7 +44,7 @@ class Learned:
         mechanisms = {name: record.build().to(device) for name, record in records.items()}
         errors = [
             HeadErrors({name: torch.tensor(error) for name, error in content[key].items()})
-            for key in ("at_start", "fitted")
+            for key in ("at_start", "fitted", "chosen_by")
         ]
         return Learned(mechanisms, records, *errors)
 
@@ -76,6 +81,7 @@ def learn_kernels(
         steps=steps,
         learning_rate=learning_rate,
         loss=loss,
+        seed=seed,
         progress=progress,
         store=store,
     )
@@ -92,4 +98,5 @@ def learn_kernels(
             loss=loss,
             progress=progress,
         )
-    return Learned(mechanisms, final_records, at_start, measure(host, mechanisms, batches.held_out))
+    fitted, chosen_by = (measure(host, mechanisms, some) for some in (batches.held_out, batches.choosing))
+    return Learned(mechanisms, final_records, at_start, fitted, chosen_by)

@@ -38,7 +38,7 @@ def prune(
     loss: Loss,
     progress: Progress | None = None,
 ) -> tuple[dict[str, AttentionMechanism], dict[str, SiteRecord]]:
-    """Attentions with fewer atoms whose errors on the held-out batches are within a budget, and their records.
+    """Attentions with fewer atoms whose errors on the batches to choose by are within a budget, and their records.
 
     A layer whose error is above the budget with all its atoms keeps them all. The attentions that are given are left as
     they are.
@@ -50,7 +50,7 @@ def prune(
         steps: Steps that the first fit took; a round takes a share of them.
     """
     kept, kept_records = dict(mechanisms), dict(records)
-    errors = measure(host, kept, batches.held_out)
+    errors = measure(host, kept, batches.choosing)
     undecided = {name for name, error in errors.by_site.items() if float(error.mean()) <= budget}
     refit = max(MIN_REFIT, round(REFIT_SHARE * steps)) if steps else 0
     while undecided := {name for name in undecided if _fewer(kept_records[name]) is not None}:
@@ -58,7 +58,7 @@ def prune(
         tried_records = {name: kept_records[name].with_frequencies(_fewer(kept_records[name])) for name in undecided}
         tried = {name: without_least(kept[name], tried_records[name], shares[name]) for name in undecided}
         fit(host, tried, batches, steps=refit, learning_rate=learning_rate, loss=loss)
-        errors = measure(host, tried, batches.held_out)
+        errors = measure(host, tried, batches.choosing)
         undecided = {name for name in undecided if float(errors.by_site[name].mean()) <= budget}
         kept |= {name: tried[name] for name in undecided}
         kept_records |= {name: tried_records[name] for name in undecided}

@@ -2,7 +2,8 @@
 
 An atom at omega = c / sqrt D, with c the mean of a cluster of keys, has the feature exp(c.q / sqrt D) of a query: what
 softmax gives the keys of that cluster. The features of a key, which the simplex envelope makes sum to one, say to which
-clusters it belongs. That is attention to quantised keys, before anything is learned.
+clusters it belongs. That is attention to quantised keys, before anything is learned. A mixture of Gaussians with means
+of their own starts in the same way, with the variances of the clusters.
 """
 
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 from klformer.attention import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.conversion.hosts import Call
-from klformer.kernels import Kernel
+from klformer.kernels import GaussianMixtureSpectrum, Kernel, SpectralDistribution
 from klformer.kernels.atoms import AtomSpectrum
 
 #: Keys of a site that are looked at, and rounds of clustering.
 MAX_KEYS = 4096
 ROUNDS = 12
+#: Of a component: a cluster may be a single key.
+LEAST_VARIANCE = 1e-3
 
 
 class KeySample:
@@ -41,18 +44,32 @@ class KeySample:
 
 def can_start_from_keys(mechanism: AttentionMechanism) -> bool:
     """Whether `start_from_keys` does anything."""
-    return atoms_of(mechanism) is not None
+    return atoms_of(mechanism) is not None or mixture_of(mechanism) is not None
 
 
 @torch.no_grad()
 def start_from_keys(mechanism: AttentionMechanism, keys: Tensor, generator: torch.Generator) -> None:
-    """Put the atoms of a mechanism where the keys (H, N, D) are."""
-    atoms = atoms_of(mechanism)
-    assert atoms is not None
-    centres = cluster_means(keys, atoms.num_frequencies, generator)
+    """Put the atoms of a mechanism, or the components of its mixture, where the keys (H, N, D) are."""
     # Kernels multiply their inputs by D^(-1/4): together that is 1 / sqrt D.
-    atoms.omega.copy_(centres * atoms.head_dim**-0.25)
-    atoms.log_weight.zero_()
+    keys = keys * keys.shape[-1] ** -0.25
+    if (atoms := atoms_of(mechanism)) is not None:
+        atoms.omega.copy_(cluster_means(keys, atoms.num_frequencies, generator))
+        atoms.log_weight.zero_()
+    elif (mixture := mixture_of(mechanism)) is not None:
+        means = cluster_means(keys, mixture.num_components, generator)
+        variances = variances_around(means, keys)
+        mixture.mean.copy_(means)
+        mixture.scale.copy_(variances.log() if mixture.covariance_kind == "diagonal" else variances.sqrt().diag_embed())
+
+
+def variances_around(means: Tensor, points: Tensor) -> Tensor:
+    """Variances (H, C, D) of clusters of points (H, N, D), of those that are nearest to each mean (H, C, D)."""
+    nearest = torch.cdist(points, means).argmin(-1)
+    index = nearest.unsqueeze(-1).expand_as(points)
+    squares = (points - means.gather(1, index)).square()
+    sizes = points.new_zeros(means.shape[:2]).scatter_add_(1, nearest, torch.ones_like(nearest, dtype=points.dtype))
+    sums = torch.zeros_like(means).scatter_add_(1, index, squares)
+    return (sums / sizes.clamp(min=1).unsqueeze(-1)).clamp(min=LEAST_VARIANCE)
 
 
 def cluster_means(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -78,7 +95,18 @@ def kernel_of(mechanism: nn.Module) -> Kernel | None:
 
 def atoms_of(mechanism: nn.Module) -> AtomSpectrum | None:
     """The atoms of a mechanism whose positive features sum to one over the frequencies; None if it has no such."""
+    spectrum = _spectrum_on_simplex(mechanism)
+    return spectrum if isinstance(spectrum, AtomSpectrum) else None
+
+
+def mixture_of(mechanism: nn.Module) -> GaussianMixtureSpectrum | None:
+    """The same for a mixture whose components have means of their own."""
+    spectrum = _spectrum_on_simplex(mechanism)
+    return spectrum if isinstance(spectrum, GaussianMixtureSpectrum) and not spectrum.tied else None
+
+
+def _spectrum_on_simplex(mechanism: nn.Module) -> SpectralDistribution | None:
     kernel = kernel_of(mechanism)
     if kernel is None or kernel.envelope != "simplex" or not kernel.feature_map.exponential:
         return None
-    return kernel.spectrum if isinstance(kernel.spectrum, AtomSpectrum) else None
+    return kernel.spectrum

@@ -181,7 +181,7 @@ def test_refusals(folder, home, capsys):
     for arguments, message in (
         (["bert", "--data", "nothing.txt"], "nothing.txt: there is no such file"),
         (["nothing", "--data", "texts.txt"], "can't read nothing/config.json"),
-        (["bert", "--data", "texts.txt", "--batch-size", "50"], "two batches of 50 at least, got 60 texts"),
+        (["bert", "--data", "texts.txt", "--batch-size", "50"], "three batches of 50 at least, got 60 texts"),
     ):
         with pytest.raises(SystemExit):
             main(["convert", *arguments, "--out", "linear"])

@@ -10,6 +10,7 @@ from klformer.conversion import distil, fit, start
 from klformer.conversion.batches import Batches
 from klformer.conversion.hf import TransformersHost
 from klformer.conversion.hosts import Answer, Call
+from klformer.conversion.labels import asked_about
 from klformer.conversion.own import OwnHost
 from klformer.models import ModelConfig, build_classifier
 
@@ -124,6 +125,39 @@ def test_fine_tuning_brings_answers_nearer(finetune):
     assert same == (finetune == "kernels")
 
 
+def test_labels_can_be_learned_beside_the_answers():
+    """Labels that the teacher does not know, the same word everywhere: with a weight for labels it is learned."""
+    model = FAMILIES["bert"]().eval()
+    data = [each | {"labels": torch.full_like(each["input_ids"], 7)} for each in batches("bert", 12)]
+    arguments = {"options": {"num_frequencies": 4}, "steps": 2, "finetune_steps": 20, "finetune_learning_rate": 3e-3}
+    right = [
+        klformer.convert(model, data, **arguments, label_weight=weight).certificate.linear["accuracy"]
+        for weight in (0.0, 10.0)
+    ]
+    assert right[0] < 0.3 < 0.8 < right[1]
+
+
+def test_what_is_asked():
+    """Classes and masked tokens where labels say, next tokens of a causal model whether they do or not."""
+    scores = torch.randn(3, 9, 50)
+    inputs = batch("gpt2") | {"labels": batch("gpt2")["input_ids"]}
+    host = TransformersHost(FAMILIES["gpt2"]())
+    for given in (inputs, batch("gpt2")):
+        asked = asked_about(host, given, Answer(scores, True), causal=True)
+        assert asked.right.tolist() == [
+            int(row[i]) for row, n in zip(inputs["input_ids"], (9, 5, 9), strict=True) for i in range(1, n)
+        ]
+        assert_close(asked.scores[8:12], scores[1, :4])
+    host = TransformersHost(FAMILIES["bert"]())
+    labels = torch.full((3, 9), -100)
+    labels[1, 2], labels[2, 5] = 11, 12
+    asked = asked_about(host, batch("bert") | {"labels": labels}, Answer(scores, True), causal=False)
+    assert asked.right.tolist() == [11, 12]
+    expected = -scores.log_softmax(-1)[[1, 2], [2, 5], [11, 12]].mean()
+    assert_close(asked.loss(), expected)
+    assert asked_about(host, batch("bert"), Answer(scores, True), causal=False) is None
+
+
 @pytest.mark.parametrize("family", ["bert", "bert-embeddings", "gpt2", "vit"])
 def test_what_the_layers_give(family):
     """A layer's output for each layer; the last one is what a model without a head gives."""
@@ -216,11 +250,63 @@ class TestOwnModels:
 
 
 def test_batches_come_round_in_another_order():
-    data = Batches([{"x": torch.tensor([i])} for i in range(20)], None, steps=100, seed=0)
+    data = Batches([{"x": torch.tensor([i])} for i in range(20)], steps=100, seed=0)
     assert [int(each["x"]) for each in data.held_out] == [0, 1]
-    turns = [[int(data.at(turn * 18 + i)["x"]) for i in range(18)] for turn in range(2)]
-    assert sorted(turns[0]) == sorted(turns[1]) == list(range(2, 20))
+    assert [int(each["x"]) for each in data.choosing] == [2, 3]
+    turns = [[int(data.at(turn * 16 + i)["x"]) for i in range(16)] for turn in range(2)]
+    assert sorted(turns[0]) == sorted(turns[1]) == list(range(4, 20))
     assert turns[0] != turns[1]
+
+
+def test_nothing_is_chosen_by_what_is_measured():
+    """Other batches to measure by: the same model, atoms and layers that stay softmax included, and other figures."""
+    model, data = FAMILIES["bert"]().eval(), batches("bert", 12)
+    arguments = {"options": {"num_frequencies": "auto"}, "error_budget": 0.2, "steps": 4, "keep_softmax": 1}
+    some = [
+        klformer.convert(model, data[4:], **arguments, choosing=data[:2], evaluation=each)
+        for each in (data[2:3], data[3:4])
+    ]
+    assert some[0].records == some[1].records
+    for name, value in some[0].model.state_dict().items():
+        assert torch.equal(some[1].model.state_dict()[name], value), name
+    assert some[0].certificate.linear != some[1].certificate.linear
+    assert some[0].certificate.layers != some[1].certificate.layers
+
+
+def test_draws_are_kept_unless_another_is_asked_for():
+    model, data = FAMILIES["bert"](), batches("bert", 6)
+    noise = []
+    for options in ({}, {"redraw": False}, {"redraw": True}):
+        conversion = klformer.convert(
+            model, data, attention="gmm-prf", options={"num_frequencies": 8, **options}, steps=3
+        )
+        assert all(
+            record.attention.options["redraw"] == options.get("redraw", False) for record in conversion.records.values()
+        )
+        noise.append(next(value for name, value in conversion.model.state_dict().items() if name.endswith("noise")))
+    assert torch.equal(noise[0], noise[1])
+    assert not torch.equal(noise[0], noise[2])
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_a_mixture_starts_at_clusters(covariance):
+    """Two heads, two clusters each, one of them wider: means and variances are theirs, scaled as kernels scale keys."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[[0.0, 10.0], [10.0, 0.0]], [[5.0, 5.0], [-5.0, 5.0]]])
+    widths = torch.tensor([0.1, 0.5])[:, None, None]
+    keys = (centres.unsqueeze(2) + widths * torch.randn(2, 2, 500, 2, generator=generator)).flatten(1, 2)
+    options = {"num_components": 2, "tied": False, "envelope": "simplex", "covariance": covariance}
+    mechanism = klformer.build_attention("gmm-prf", num_heads=2, head_dim=2, num_frequencies=8, **options)
+    assert start.can_start_from_keys(mechanism)
+    start.start_from_keys(mechanism, keys, generator)
+    mixture = mechanism.kernel.spectrum
+    order = torch.cdist(mixture.mean, centres * 2**-0.25).argmin(1)  # which component is which cluster
+    for head in range(2):
+        assert_close(mixture.mean[head, order[head]], centres[head] * 2**-0.25, atol=0.05, rtol=0)
+        found = mixture.covariance()[head, order[head]].diagonal(dim1=-2, dim2=-1)
+        assert_close(found, (widths.squeeze(-1) ** 2 * 2**-0.5).expand(2, 2), atol=1e-3, rtol=0.2)
+    tied = klformer.build_attention("gmm-prf", num_heads=2, head_dim=2, num_frequencies=8, envelope="simplex")
+    assert not start.can_start_from_keys(tied)
 
 
 def test_cluster_means():

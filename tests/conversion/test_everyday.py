@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conversion_support import FAMILIES, answer, batch, batches
+from conversion_support import FAMILIES, SIZES, answer, batch, batches
 from torch.testing import assert_close
-from transformers import Trainer, TrainingArguments
+from transformers import BertConfig, BertModel, Trainer, TrainingArguments
 
 import klformer
 
@@ -66,3 +66,15 @@ def test_trainer_trains_the_kernels(model, tmp_path):
     )  # fmt: skip
     Trainer(model=model, args=arguments, train_dataset=rows).train()
     assert all(not torch.equal(dict(model.named_parameters())[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_an_encoder_without_its_pooler(tmp_path, pooled):
+    """As sentence encoders are built that take the mean over the tokens."""
+    config = BertConfig(**SIZES)
+    model = BertModel(config, add_pooling_layer=pooled).eval()
+    conversion = klformer.convert(model, batches("bert"), options={"num_frequencies": 4}, steps=1)
+    conversion.save(tmp_path)
+    loaded = klformer.load_converted(tmp_path)
+    assert (loaded.pooler is not None) == pooled
+    assert torch.equal(answer(loaded, batch("bert")), answer(conversion.model, batch("bert")))

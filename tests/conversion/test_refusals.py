@@ -66,6 +66,7 @@ ARGUMENTS = {
     "learning_rate": ({"learning_rate": 0.0}, "learning_rate must be finite and above 0"),
     "loss": ({"loss": "outputs"}, "loss must be one of 'output', 'weights'"),
     "finetune": ({"finetune": "head"}, "finetune must be one of"),
+    "labels": ({"label_weight": 1.0}, "label_weight must be 0 where batches have no 'labels'"),
     "positions": ({"attention": "linformer"}, "'linformer' has parameters for each position"),
 }
 
@@ -85,12 +86,12 @@ def test_an_attention_without_causal_form(monkeypatch):
 
 def test_batches():
     model = FAMILIES["bert"]()
-    with pytest.raises(ArgumentError, match="at least one to fit to and one to measure by, got 1"):
+    with pytest.raises(ArgumentError, match="one to fit to, one to choose by and one to measure by, got 0, 0 and 1"):
         klformer.convert(model, batches("bert", 1))
     with pytest.raises(ArgumentTypeError, match="a batch must be a mapping"):
-        klformer.convert(model, [torch.ones(2, 3), torch.ones(2, 3)])
+        klformer.convert(model, [torch.ones(2, 3)] * 3)
     with pytest.raises(ArgumentTypeError, match=r"batch\['input_ids'\] must be a tensor, got list"):
-        klformer.convert(model, [{"input_ids": [[1]]}] * 2)
+        klformer.convert(model, [{"input_ids": [[1]]}] * 3)
 
 
 def test_folders(tmp_path):

@@ -44,6 +44,21 @@ def test_a_table_is_made_of_the_rows_that_are_asked_for(tmp_path):
     assert render("\n".join(lines), tmp_path, "page") == "\n".join(lines)
 
 
+def test_all_fields_as_they_are(tmp_path):
+    rows = [
+        {"setting": "a", "attention": "softmax", "right": 94.0},
+        {"setting": "a", "attention": "x", "seconds": 3},
+    ]
+    (tmp_path / "data.json").write_text(json.dumps({"rows": [*rows, {"setting": "b", "attention": "y"}]}))
+    made = render("<!-- table fields data.json setting=a -->\n<!-- /table -->\n", tmp_path, "page").splitlines()
+    assert [line for line in made if line.startswith("|")] == [
+        "| attention | right | seconds |",
+        "|---|---|---|",
+        "| `softmax` | 94.0 |  |",
+        "| `x` |  | 3 |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [

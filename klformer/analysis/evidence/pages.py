@@ -81,8 +81,21 @@ def learned_or_frozen(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def all_fields(rows: Sequence[Row]) -> str:
+    """The fields of the rows as columns, but for the setting: names are headings, and numbers have the digits that they
+    have in the data. What a row does not have is empty."""
+    headings = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "setting"]
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    for row in rows:
+        cells = {name: "" if row.get(name) is None else str(row[name]) for name in headings}
+        if "attention" in cells:
+            cells["attention"] = f"`{cells['attention']}`"
+        lines.append(f"| {' | '.join(cells.values())} |")
+    return "\n".join(lines)
+
+
 #: What a page may ask for, by its first word.
-KINDS: Mapping[str, Callable[[Sequence[Row]], str]] = {"learned": learned_or_frozen}
+KINDS: Mapping[str, Callable[[Sequence[Row]], str]] = {"learned": learned_or_frozen, "fields": all_fields}
 
 
 def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:

@@ -43,19 +43,21 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-def split_texts(texts: Iterable[str], *, count: int, batch_size: int, seed: int) -> tuple[list[str], list[str]]:
-    """Texts to measure by and texts to learn from, both in random order: of the first `count` batches, those that are
-    there.
+def split_texts(
+    texts: Iterable[str], *, count: int, batch_size: int, seed: int
+) -> tuple[list[str], list[str], list[str]]:
+    """Texts to measure by, to choose by and to learn from, in random order: of the first `count` batches, or as many
+    as there are.
 
     Raises:
-        DataError: there are not enough texts for two batches.
+        DataError: there are not enough texts for three batches.
     """
     chosen = list(itertools.islice(iter(texts), count * batch_size))
-    if len(chosen) < 2 * batch_size:
-        raise DataError(f"there must be texts for two batches of {batch_size} at least, got {len(chosen)} texts")
+    if len(chosen) < 3 * batch_size:
+        raise DataError(f"there must be texts for three batches of {batch_size} at least, got {len(chosen)} texts")
     random.Random(seed).shuffle(chosen)
     held_out = min(MAX_HELD_OUT, max(1, len(chosen) // batch_size // HELD_OUT_SHARE)) * batch_size
-    return chosen[:held_out], chosen[held_out:]
+    return chosen[:held_out], chosen[held_out : 2 * held_out], chosen[2 * held_out :]
 
 
 def make_batches(

@@ -32,6 +32,8 @@ def save_folder(model: nn.Module, records: Mapping[str, SiteRecord], folder: Pat
     model.config.klformer = {
         "format": FORMAT,
         "attentions": {name: record.model_dump(mode="json") for name, record in records.items()},
+        # That a model was built without (add_pooling_layer=False) is not in transformers' part of the config.
+        "pooler": getattr(model.base_model, "pooler", None) is not None,
     }
     model.config.architectures = [type(model).__name__]
     model.config.dtype = model.dtype
@@ -61,6 +63,8 @@ def load_folder(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = kind(config)
     if isinstance(dtype := getattr(config, "dtype", None), torch.dtype):
         model.to(dtype=dtype)  # type: ignore[call-arg]
+    if content[NAME].get("pooler") is False and getattr(model.base_model, "pooler", None) is not None:
+        model.base_model.pooler = None
     for name, record in records.items():
         model.get_submodule(name).add_module(NAME, record.build())
     switch_off_dropout(model)
