@@ -72,6 +72,11 @@ class RandomKitchenSinks(FeatureMap):
 
     def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:
         cos, sin = out.chunk(2, dim)
+        if dim == -1 and out.device.type == "cpu" and torch.get_num_threads() > 1:
+            # With several threads torch takes five times as long to write sines side by side as one after the other.
+            cos.copy_(scores.cos())
+            sin.copy_(scores.sin_())
+            return out
         torch.cos(scores, out=cos)
         torch.sin(scores, out=sin)
         return out

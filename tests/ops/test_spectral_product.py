@@ -1,5 +1,6 @@
 """The product against its quadratic definition: backends, chunks, maps, weights, precision, memory of what it keeps."""
 
+import functools
 import math
 
 import pytest
@@ -548,3 +549,18 @@ def test_recompute_is_refused_where_it_means_nothing():
         op.spectral_product(q, q, q, torch.randn(1, 3, 2), feature_map="rks", recompute="sometimes")
     with pytest.raises(ArgumentError, match="backend 'chunked'"):
         op.spectral_product(q, q, q, torch.randn(1, 3, 2), feature_map="rks", recompute="never", backend="reference")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_several_threads_give_what_one_gives(causal):
+    # With several threads the features of a causal product are made in another way.
+    q, k, v, omega = (torch.randn(shape, dtype=torch.float64) for shape in [(1, 2, 70, 4)] * 3 + [(2, 6, 4)])
+    call = functools.partial(spectral_product, q, k, v, omega, feature_map="rks", smoothing=0.1, causal=causal)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        wanted = call()
+        torch.set_num_threads(2)
+        torch.testing.assert_close(call(), wanted, atol=1e-12, rtol=0)
+    finally:
+        torch.set_num_threads(before)
