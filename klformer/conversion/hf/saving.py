@@ -64,7 +64,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     if isinstance(dtype := getattr(config, "dtype", None), torch.dtype):
         model.to(dtype=dtype)  # type: ignore[call-arg]
     if content[NAME].get("pooler") is False and getattr(model.base_model, "pooler", None) is not None:
-        model.base_model.pooler = None
+        setattr(model.base_model, "pooler", None)  # noqa: B010 (modules are not typed as optional)
     for name, record in records.items():
         model.get_submodule(name).add_module(NAME, record.build())
     switch_off_dropout(model)
