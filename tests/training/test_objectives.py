@@ -15,6 +15,7 @@ from klformer.training.evaluation import evaluate
 from klformer.training.metrics import Metric
 from klformer.training.objective import Objective
 from klformer.training.objectives import Classification, PositionClassification, Regression, cross_entropy
+from klformer.training.objectives.scored import Correlation, ranks
 from klformer.training.signals import StopSignal
 from klformer.training.step import Stepper
 
@@ -201,3 +202,14 @@ def test_a_step_is_of_the_mean_over_what_the_loss_counts(accumulation):
 def test_an_objective_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         Objective()
+
+
+def test_rank_correlation_keeps_its_sign_with_many_equal_targets():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(100_000, generator=generator)
+    targets = (scores + torch.randn(100_000, generator=generator) > 0).float()
+    assert 0.55 < Correlation().measure(scores, targets)["spearman"] < 0.6
+
+
+def test_ranks_of_equal_numbers_are_their_mean():
+    assert ranks(torch.tensor([3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [4, 1, 4, 2, 4]

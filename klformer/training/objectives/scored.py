@@ -4,6 +4,7 @@ Pearson's and Spearman's. GLUE asks for them; torchmetrics computes them."""
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from klformer.training.metrics import Metric
@@ -59,7 +60,7 @@ class Correlation(Regression):
         return {}
 
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-        from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+        from torchmetrics.functional import pearson_corrcoef
 
         given, wanted = predictions.double(), targets.double()
         mse = super().measure(predictions, targets)["mse"]
@@ -67,6 +68,14 @@ class Correlation(Regression):
             return {"pearson": 0.0, "spearman": 0.0, "mse": mse}
         return {
             "pearson": pearson_corrcoef(given, wanted).item(),
-            "spearman": spearman_corrcoef(given, wanted).item(),
+            # torchmetrics' own function adds up ranks in 32 bits: 100,000 equal targets turn the sign.
+            "spearman": pearson_corrcoef(ranks(given), ranks(wanted)).item(),
             "mse": mse,
         }
+
+
+def ranks(x: Tensor) -> Tensor:
+    """Ranks of numbers (N,) from 1, equal numbers with the mean of theirs, in float64."""
+    _, places, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1) / 2)[places]
