@@ -49,11 +49,6 @@ def call(arguments, *, kill_after=None):
     return process.returncode, out, False
 
 
-def moment(chance, seconds):
-    """When to kill a command that takes so long: seldom while it still imports, which is about half of it."""
-    return chance.uniform(0.4, 1.1) * seconds
-
-
 def timed(do):
     """How long something takes."""
     started = time.monotonic()
@@ -61,7 +56,21 @@ def timed(do):
     return time.monotonic() - started
 
 
-class Training:
+class Victim:
+    """A command that is killed; `seconds` is about how long it takes."""
+
+    seconds: float
+
+    def strike(self, chance, arguments):
+        """Run a command, and kill it at a random moment: seldom while it still imports, which is about half of it.
+        Returns its output, and whether it was killed before it ended by itself."""
+        _, out, killed = call(arguments, kill_after=chance.uniform(0.4, 1.1) * self.seconds)
+        # The machine may be busier or less busy than it was: aim earlier after a miss, a little later after a hit.
+        self.seconds *= 1.02 if killed else 0.85
+        return out, killed
+
+
+class Training(Victim):
     """A run that goes on after every kill is the undisturbed one; what a checkpoint has reached is never lost."""
 
     command = "train"
@@ -91,7 +100,7 @@ class Training:
         run, reached = self.folder / name, 0
         for _ in range(KILLS_A_ROUND):
             resume = (run / "config.json").exists()
-            _, out, killed = call(self._command(name, resume=resume), kill_after=moment(chance, self.seconds))
+            out, killed = self.strike(chance, self._command(name, resume=resume))
             now = _newest(run)
             assert now >= reached, f"a checkpoint was lost: step {reached} was there, now {now}. {out}"
             reached = now
@@ -127,7 +136,7 @@ def _newest(run):
     return 0 if newest is None else newest.step
 
 
-class Generation:
+class Generation(Victim):
     """Data that is generated is all there, or is generated again."""
 
     def __init__(self, folder):
@@ -147,7 +156,7 @@ class Generation:
         self.number += 1
         name = f"data{self.number}"
         for _ in range(KILLS_A_ROUND):
-            if not call(self._command(name), kill_after=moment(chance, self.seconds))[2] or count():
+            if not self.strike(chance, self._command(name))[1] or count():
                 break
         code, out, _ = call(self._command(name))
         assert code == 0, out
@@ -156,7 +165,7 @@ class Generation:
         shutil.rmtree(self.folder / name)
 
 
-class Evaluation:
+class Evaluation(Victim):
     """An evaluation leaves the run as it is, and says the same afterwards."""
 
     def __init__(self, folder):
@@ -168,13 +177,13 @@ class Evaluation:
 
     def round(self, chance, count):
         for _ in range(KILLS_A_ROUND):
-            if not call(["eval", self.run], kill_after=moment(chance, self.seconds))[2] or count():
+            if not self.strike(chance, ["eval", self.run])[1] or count():
                 break
         assert contents(self.run) == self.before
         assert call(["eval", self.run])[1] == self.said
 
 
-class Report:
+class Report(Victim):
     """A page is the one before or the one after, never a part of one; runs are left as they are."""
 
     def __init__(self, folder):
@@ -189,7 +198,7 @@ class Report:
 
     def round(self, chance, count):
         for _ in range(KILLS_A_ROUND):
-            if not call(self._command(), kill_after=moment(chance, self.seconds))[2] or count():
+            if not self.strike(chance, self._command())[1] or count():
                 break
             assert self.page.read_text().rstrip().endswith("</html>")
         assert contents(self.run) == self.before
