@@ -10,6 +10,9 @@ from klformer.errors import ArgumentError, ArgumentTypeError
 
 T = TypeVar("T")
 
+#: What a count may be at most. No size of a model is near it, and products of a few still fit torch's integers.
+MAX_COUNT = 2**31 - 1
+
 
 def check_number(name: str, value: float, *, minimum: float = 0.0, exclusive: bool = False) -> None:
     """Raises TypeError unless `value` is a number, ValueError unless it is finite and at least (above) `minimum`."""
@@ -28,11 +31,14 @@ def check_flag(name: str, value: bool) -> None:
 
 
 def check_count(name: str, value: int, minimum: int = 1) -> None:
-    """Raises TypeError or ValueError unless `value` is a whole number of at least `minimum`."""
+    """Raises TypeError or ValueError unless `value` is a whole number of at least `minimum`, and no larger than
+    MAX_COUNT."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
     if value < minimum:
         raise ArgumentError(f"{name} must be at least {minimum}, got {value}")
+    if value > MAX_COUNT:
+        raise ArgumentError(f"{name} must be at most {MAX_COUNT:,}, got {value}")
 
 
 def check_choice(name: str, value: T, allowed: Iterable[T]) -> None:

@@ -39,8 +39,8 @@ def load_plugin(name: str) -> ModuleType:
         ArgumentError: there is no such module or file.
         PluginError: the plugin itself has failed.
     """
-    if not name.strip(" .") or "," in name:
-        raise ArgumentError(f"a plugin must be a module or a file ending in .py, without a comma, got {name!r}")
+    if not name.strip(" .") or "," in name or "\0" in name:
+        raise ArgumentError(f"a plugin must be a module or a file ending in .py, without a comma or null, got {name!r}")
     spec = _spec_of_file(Path(name)) if name.endswith(".py") else _spec_of_module(name)
     if (known := _imported_already(spec)) is not None:
         return known

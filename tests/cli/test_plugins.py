@@ -100,8 +100,8 @@ def test_a_plugin_that_is_not_there_says_what_was_looked_for(home, capsys):
     assert "there is no plugin 'a/b.py': no file" in fails(capsys, 2, "--plugin", "a/b.py", "list")
     assert "there is no plugin 'no_such.plug'" in fails(capsys, 2, "--plugin", "no_such.plug", "list")
     assert "--plugin needs a module" in fails(capsys, 2, "--plugin")
-    for strange in ("a,b", "", "."):
-        assert f"without a comma, got {strange!r}" in fails(capsys, 2, "--plugin", strange, "list")
+    for strange in ("a,b", "", ".", "a\0.py"):
+        assert f"without a comma or null, got {strange!r}" in fails(capsys, 2, "--plugin", strange, "list")
 
 
 @pytest.mark.parametrize("name", ["bad_plug", "bad_plug.py", "bad_plug_package.inside"])

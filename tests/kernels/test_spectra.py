@@ -213,6 +213,10 @@ def test_the_generator_is_that_of_the_paper():
             lambda: GenerativeSpectrum(num_heads=1, head_dim=4, hidden_dims=(4, 0)),
             "hidden_dims must be at least 1, got 0",
         ),
+        (
+            lambda: GenerativeSpectrum(num_heads=1, head_dim=4, hidden_dims=(4, 10**30)),
+            "hidden_dims must be at most 2,147,483,647",
+        ),
         (lambda: GaussianSpectrum(num_heads=1, head_dim=0), "head_dim must be at least 1, got 0"),
         (lambda: Kernel("rks", None), "does not go with"),
         (lambda: Kernel("prf", GaussianSpectrum(num_heads=1, head_dim=4), norm_coefficient=-1.0), "norm_coefficient"),
