@@ -48,6 +48,20 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
 
 
+def run_labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The shortest names that tell the runs of an analysis apart: attention, task where there are several, then seed,
+    folder, and at last a number."""
+    several = len({row.get("task") for row in rows}) > 1
+    names = [f"{row['attention']}, {row['task']}" if several else str(row["attention"]) for row in rows]
+    for field, word in (("seed", "seed "), ("folder", "in ")):
+        longer = [f"{name}, {word}{row.get(field)}" for name, row in zip(names, rows, strict=True)]
+        if len(set(longer)) > len(set(names)):
+            names = longer
+    if len(set(names)) < len(names):
+        names = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+    return names
+
+
 def plot_against_length(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     """Lines of (length, value), by name, on logarithmic axes with the lengths that were measured as ticks."""
     for number, (name, points) in enumerate(lines.items()):

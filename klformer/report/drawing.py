@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -173,10 +174,10 @@ def visible(label: str) -> str:
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """Labels that are short enough, as long as they are still different."""
+    """Labels that are short enough; in lines of that length, where they would not be different any more."""
     short = [visible(label) for label in labels]
     return [
-        visible_label if short.count(visible_label) == 1 else label
+        visible_label if short.count(visible_label) == 1 else "\n".join(wrap(label, MAX_LABEL))
         for visible_label, label in zip(short, labels, strict=True)
     ]
 

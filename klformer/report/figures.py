@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from klformer.memory import MEBIBYTE
+from klformer.plotting import run_labels
 from klformer.report.drawing import (
     INK,
     PALETTE,
@@ -209,12 +210,11 @@ def draw_variance(
     )
     if not rows:
         return None
-    labels = [str(row["attention"]) for row in rows]
-    if len(set(labels)) < len(labels):
-        labels = [str(row["run"]) for row in rows]
+    labels = distinct(run_labels(rows))
+    lines = sum(label.count("\n") + 1 for label in labels)
     name = artist.name("variance", task)
     with look(name):
-        height = 2 * (0.75 + 0.2 * len(rows))
+        height = 2 * (0.75 + 0.2 * lines)
         figure, grid = plt.subplots(2, 2, figsize=(WIDTH, height), layout="constrained", sharey=True)
         for axes, (key, heading, scale) in zip(grid.flat, panels, strict=True):
             start, form = (1.0, "{:#.4g}") if key == "agv" else (0.0, "{:.3g}")
@@ -239,7 +239,7 @@ def draw_variance(
                     fontsize=7.5,
                 )
             axes.set_title(heading, fontsize=8.5)
-            axes.set_yticks(range(len(rows)), distinct(labels))
+            axes.set_yticks(range(len(rows)), labels)
             # Numbers stand to the right, and need the room.
             low, high = axes.dataLim.intervalx
             room = (high - low) or 1.0

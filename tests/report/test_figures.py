@@ -6,6 +6,7 @@ import pytest
 from matplotlib import pyplot as plt
 from report_support import edit, make_run
 
+from klformer.plotting import run_labels
 from klformer.report.collect import collect
 from klformer.report.drawing import Artist, distinct, look
 from klformer.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
@@ -145,4 +146,27 @@ def test_long_names_stay_different():
     assert len(set(distinct(names))) == 3
     assert max(map(len, distinct(names))) <= 30
     alike = [f"{'a' * 40}{middle}{'b' * 40}" for middle in "xy"]
-    assert distinct(alike) == alike
+    assert [name.replace("\n", "") for name in distinct(alike)] == alike
+    assert all(len(line) <= 30 for name in distinct(alike) for line in name.splitlines())
+
+
+def test_long_names_leave_room_for_bars(keeper):
+    measures = {"rsd": 0.1, "pi": 1.0, "agv": 1.0, "voting_accuracy": 0.5}
+    attention = "gmm-prf:num_frequencies=64,frozen=true,num_components=16,tied=false"
+    rows = [{"attention": attention, "run": "r", "seed": 0, "folder": folder} | measures for folder in ("one", "two")]
+    draw_variance(keeper, "text", "Variance", rows, "caption")
+    figure = keeper.kept[0]
+    figure.canvas.draw()  # a figure whose axes collapse warns, which is an error here
+    assert all(axes.get_position().width > 0.2 for axes in figure.axes)
+
+
+def test_labels_say_no_more_than_tells_runs_apart():
+    def row(attention, seed, folder, task="text"):
+        return {"attention": attention, "task": task, "seed": seed, "folder": folder}
+
+    assert run_labels([row("a", 0, "x"), row("b", 0, "x")]) == ["a", "b"]
+    assert run_labels([row("a", 0, "x"), row("a", 1, "x")]) == ["a, seed 0", "a, seed 1"]
+    assert run_labels([row("a", 0, "x"), row("a", 0, "y")]) == ["a, in x", "a, in y"]
+    assert run_labels([row("a", 0, "x"), row("a", 0, "x", "image")]) == ["a, text", "a, image"]
+    assert run_labels([row("a", 0, "x")] * 2) == ["a (1)", "a (2)"]
+    assert run_labels([{"attention": "a"}] * 2) == ["a (1)", "a (2)"]

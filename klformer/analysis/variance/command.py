@@ -22,7 +22,7 @@ from klformer.data import BucketSampler, Examples, collate
 from klformer.errors import ArgumentError
 from klformer.files import replacing
 from klformer.noise import has_noise
-from klformer.plotting import COLOURS, MARKERS
+from klformer.plotting import COLOURS, MARKERS, run_labels
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
 from klformer.terminal import make_console
@@ -92,7 +92,13 @@ def run(options: VarianceAnalysis) -> None:
         key = _fingerprint(loaded, examples)
         store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
-        row = {"run": folder.name, "attention": attention_label(loaded.config), "task": task_label(loaded.config)}
+        row = {
+            "run": folder.name,
+            "attention": attention_label(loaded.config),
+            "task": task_label(loaded.config),
+            "seed": loaded.config.seed,
+            "folder": folder.resolve().parent.name,
+        }
         rows.append(row | asdict(variance_metrics(scores, examples.targets)) | {"examples": len(examples)})
     if not rows:
         reader.finish()
@@ -201,14 +207,6 @@ def _r_squared(value: float) -> str:
     return "not defined" if math.isnan(value) else f"{value:.2f}"
 
 
-def _labels(rows: Sequence[Row]) -> list[str]:
-    """The shortest names that tell the rows apart."""
-    labels = [row["attention"] for row in rows]
-    if len(by_task(rows)) > 1:
-        labels = [f"{row['attention']}, {row['task']}" for row in rows]
-    return labels if len(set(labels)) == len(labels) else [row["run"] for row in rows]
-
-
 def draw_bars(rows: Sequence[Row]) -> Figure:
     """One panel a measure, one bar a run: the paper's bar figure."""
     panels = [("rsd", "RSD"), ("pi", "PI, % of draws"), ("agv", "AGV"), ("voting_accuracy", "voting accuracy, %")]
@@ -222,7 +220,7 @@ def draw_bars(rows: Sequence[Row]) -> Figure:
         axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=8)
         axes.set_xlim(min(0.98 * min(lengths), 1) if key == "agv" else 0, max(lengths) * 1.2 or 1)
         axes.set_title(title, fontsize=10)
-        axes.set_yticks(range(len(rows)), _labels(rows), fontsize=8)
+        axes.set_yticks(range(len(rows)), run_labels(rows), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[0].invert_yaxis()
     return figure
@@ -238,7 +236,7 @@ def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[st
     for (task, values), panels in zip(correlations.items(), grid, strict=True):
         of_task = by_task(rows)[task]
         for axes, (a, b) in zip(panels, combinations(titles, 2), strict=True):
-            for number, (row, label) in enumerate(zip(of_task, _labels(of_task), strict=True)):
+            for number, (row, label) in enumerate(zip(of_task, run_labels(of_task), strict=True)):
                 marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
                 axes.scatter(row[a], row[b], marker=marker, color=colour, s=45, label=label)
             axes.set_xlabel(titles[a])
