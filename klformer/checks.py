@@ -10,8 +10,8 @@ from klformer.errors import ArgumentError, ArgumentTypeError
 
 T = TypeVar("T")
 
-#: What a count may be at most. No size of a model is near it, and products of a few still fit torch's integers.
-MAX_COUNT = 2**31 - 1
+#: No size of a model is near it, and what does not fit torch's integers is far above.
+MAX_SIZE = 2**31 - 1
 
 
 def check_number(name: str, value: float, *, minimum: float = 0.0, exclusive: bool = False) -> None:
@@ -30,15 +30,14 @@ def check_flag(name: str, value: bool) -> None:
         raise ArgumentTypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
 
 
-def check_count(name: str, value: int, minimum: int = 1) -> None:
-    """Raises TypeError or ValueError unless `value` is a whole number of at least `minimum`, and no larger than
-    MAX_COUNT."""
+def check_count(name: str, value: int, minimum: int = 1, maximum: int = MAX_SIZE) -> None:
+    """Raises TypeError or ValueError unless `value` is a whole number from `minimum` to `maximum`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
     if value < minimum:
         raise ArgumentError(f"{name} must be at least {minimum}, got {value}")
-    if value > MAX_COUNT:
-        raise ArgumentError(f"{name} must be at most {MAX_COUNT:,}, got {value}")
+    if value > maximum:
+        raise ArgumentError(f"{name} must be at most {maximum:,}, got {value}")
 
 
 def check_choice(name: str, value: T, allowed: Iterable[T]) -> None:

@@ -12,6 +12,7 @@ classes, and -4 and 4 come half as often as the others: more is generated than n
 often.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from zipfile import BadZipFile
@@ -112,7 +113,7 @@ class Sparsity(Task):
     def __init__(self, config: SparsityData, *, quiet: bool = False) -> None:
         super().__init__(config, quiet=quiet)
         self.num_examples = config.num_examples or self.default_num_examples
-        check_count("num_examples", self.num_examples, minimum=2 * NUM_CLASSES)
+        check_count("num_examples", self.num_examples, minimum=2 * NUM_CLASSES, maximum=sys.maxsize)
         settings = {
             "generator": "sparsity-1",
             "num_examples": self.num_examples,
