@@ -69,10 +69,10 @@ PRESETS: Mapping[str, Preset] = {
             "num_layers": 3, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 64, "head_hidden_dim": 64,
             "dropout": 0.0, "positions": "learned",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **SMALL_TRAINING, "batch_size": 64, "max_steps": 2000, "evaluate_every": 100, "checkpoint_every": 200,
+            **SMALL_TRAINING, "batch_size": 64, "max_steps": 800, "evaluate_every": 100, "checkpoint_every": 200,
             "keep_milestones": True,
         },
         "attention": LAPTOP_ATTENTION,

@@ -91,7 +91,7 @@ def test_a_task_without_presets_has_one_for_a_laptop(own_tasks):
     own_tasks(Parity)
     assert preset_names("parity") == ["laptop"]
     config = preset("laptop", "parity", AttentionSpec(name="gmm-rks"))
-    assert config.attention.options["num_frequencies"] == 128
+    assert config.attention.options["num_frequencies"] == 64
     assert config.training.max_steps == 1000
     with pytest.raises(ValueError, match="preset must be one of laptop, got 'paper', which parity lacks"):
         preset("paper", "parity", AttentionSpec(name="gmm-rks"))
