@@ -117,8 +117,12 @@ class KernelizedAttention(AttentionMechanism):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: "KeyValueState | DecodingState"
     ) -> "tuple[Tensor, KeyValueState | DecodingState]":
         own = self._own(state)
-        bias = self.kernel.log_weights(own.prepared.kernel, k_t, None)
-        out = own.prepared.step(own.state, q_t, k_t, v_t, bias)
+        norm = self.kernel.number_for_norms()
+        if norm is None:
+            bias = self.kernel.log_weights(own.prepared.kernel, k_t, None)
+            out = own.prepared.step(own.state, q_t, k_t, v_t, bias)
+        else:
+            out = own.prepared.step(own.state, q_t, k_t, v_t, norm_coefficient=norm)
         return out, state if isinstance(state, DecodingState) else own.state
 
     def _own(self, state: "KeyValueState | DecodingState") -> "DecodingState":

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.bench.sizes import Sizes
-from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
 from klformer.ops.spectral_product import attend as product
@@ -53,9 +52,10 @@ def fused(feature_map: str, *, causal: bool, backend: str = "auto") -> Callable[
     def attend(x: Operands) -> Tensor:
         smoothing = torch.ones(1) if feature_map == "rks" else None
         # The paper's kernel: exp(-|k|^2) is a weight of the key.
-        key_bias = gaussian_envelope(x.k, 1.0) if feature_map == "prf" else None
+        norm = 1.0 if feature_map == "prf" else 0.0
         kernel = SpectralKernel(FEATURE_MAPS[feature_map], x.omega, smoothing=smoothing)
-        return product(SpectralOperands(kernel, x.q, x.k, x.v, key_bias=key_bias, causal=causal), backend=backend)
+        operands = SpectralOperands(kernel, x.q, x.k, x.v, causal=causal, norm_coefficient=norm)
+        return product(operands, backend=backend)
 
     return attend
 

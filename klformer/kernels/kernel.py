@@ -1,6 +1,7 @@
 """A kernel = a spectral distribution x a feature map x an envelope; LinearElu's is the one without a distribution."""
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -113,8 +114,10 @@ class Kernel(nn.Module):
     ) -> Tensor:
         """Attention with this kernel; shapes as in `spectral_product`, to which they must have been checked to fit."""
         present, mask = self.present(), kept_keys(key_mask, key_bias)
-        bias = self.log_weights(present, k, mask, key_bias)
-        return attend(SpectralOperands(present, q, k, v, key_mask=mask, key_bias=bias, causal=causal))
+        norm = self.number_for_norms()
+        bias = self.log_weights(present, k, mask, key_bias) if norm is None else key_bias
+        operands = SpectralOperands(present, q, k, v, key_mask=mask, key_bias=bias, causal=causal)
+        return attend(operands if norm is None else replace(operands, norm_coefficient=norm))
 
     def begin(
         self,
@@ -219,6 +222,14 @@ class Kernel(nn.Module):
             return self.log_smoothing.exp()
         return like.new_full((1,), self.smoothing) if self.smoothing else None
 
+    def number_for_norms(self) -> float | None:
+        """c of exp(-c |k|^2) if this is the envelope and c is a number: the product then makes it by itself, which
+        takes less memory for gradients."""
+        scale = self._scale()
+        if self.feature_map.exponential and self.envelope == "gaussian" and not isinstance(scale, Tensor):
+            return self.norm_coefficient * scale**2
+        return None
+
     def _envelope(self, present: SpectralKernel, x: Tensor, key_mask: Tensor | None) -> Tensor | None:
         """The envelope of keys (B, H, S, D) as log-weights (B, H, S); None where there is none."""
         if not self.feature_map.exponential or self.spectrum is None or present.omega is None:
@@ -232,9 +243,11 @@ class Kernel(nn.Module):
             return matched_envelope(x, linear_map * scale, key_mask)
         if not self.norm_coefficient:
             return None
-        if isinstance(scale, Tensor):
-            return gaussian_envelope(x, self.norm_coefficient, key_mask) * scale.square().squeeze(-1)
-        return gaussian_envelope(x, self.norm_coefficient * scale**2, key_mask)
+        norm = self.number_for_norms()
+        if norm is not None:
+            return gaussian_envelope(x, norm, key_mask)
+        assert isinstance(scale, Tensor)
+        return gaussian_envelope(x, self.norm_coefficient, key_mask) * scale.square().squeeze(-1)
 
     def extra_repr(self) -> str:
         options = {"prf": f", envelope={self.envelope!r}", "rks": f", smoothing={self.smoothing:g}"}

@@ -162,8 +162,8 @@ PRESETS: Mapping[str, Preset] = {
         },
     },
     "laptop": {
-        # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it. The
-        # mean of all positions, without which softmax does not learn in this time (docs/results.md).
+        # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it.
+        # The mean of all positions: with CLS alone softmax does not learn in this time (docs/results.md).
         "data": {"max_len": 512, "validation_limit": 1_000, "test_limit": 2_000},
         "model": {
             "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,

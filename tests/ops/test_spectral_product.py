@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from klformer.errors import ArgumentError
 from klformer.ops import spectral_product as op
 from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import BACKENDS, chunked, spectral_product
+from klformer.ops.spectral_product import BACKENDS, backends, chunked, spectral_product
 from klformer.ops.spectral_product.chunked import ChunkedBackend, few, tiling
 from klformer.ops.spectral_product.chunked import causal as causal_product
 from klformer.ops.spectral_product.decoding import PreparedKernel
@@ -98,6 +99,32 @@ def test_equals_the_definition_with_gradients(feature_map, options, causal, shar
     skip_unless_served(backend, feature_map, causal)
     operands = problem(feature_map, keys=LENGTH if causal else KEYS, shared=shared, weighted=weighted, **options)
     check_against_the_definition(operands, feature_map, backend=backend, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("backend", ["reference", *FAST])
+def test_the_envelope_of_norms_is_a_weight_of_the_keys(monkeypatch, causal, weighted, backend):
+    """As a number it is what the same weights written out are, also where keys that are not there hold no numbers."""
+    skip_unless_served(backend, "prf", causal)
+    monkeypatch.setattr(backends, "_KEYS_AT_A_TIME", 5)
+    operands = problem("prf", keys=LENGTH if causal else KEYS, weighted=weighted)
+    q, k, v, omega, bias = (operands[name] for name in ("q", "k", "v", "omega", "key_bias"))
+    key_mask = torch.rand(BATCH, 1, k.shape[2]) > 0.3
+    key_mask[1] = False
+    with torch.no_grad():
+        k.masked_fill_(~key_mask.unsqueeze(-1), torch.nan)
+    norms = -0.7 * k.masked_fill(~key_mask.unsqueeze(-1), 0).square().sum(-1)
+    kernel = SpectralKernel(FEATURE_MAPS["prf"], omega, frequency_bias=operands["frequency_bias"])
+    call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias, causal=causal)
+    written_out = replace(call, key_bias=norms if bias is None else bias + norms)
+    expected = op.attend(written_out, backend="reference")
+    actual = op.attend(replace(call, norm_coefficient=0.7), backend=backend)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    inputs, d_out = tensors(operands), torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, d_out)
+    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("feature_map", "options"), KINDS[:3])

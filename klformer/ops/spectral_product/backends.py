@@ -101,13 +101,13 @@ def _open(
 def _forward_op(tensors: Sequence[Tensor], names: str, feature_map: str, causal: bool, backend: str) -> list[Tensor]:
     chosen, operands = _open(names, tensors, feature_map, causal, backend)
     with full_precision(operands.q):
-        return chosen.forward(operands)
+        return chosen.forward(operands.weighted())
 
 
 @_forward_op.register_fake
 def _(tensors, names, feature_map, causal, backend):  # type: ignore[no-untyped-def]
     chosen, operands = _open(names, tensors, feature_map, causal, backend)
-    return chosen.empty(operands)
+    return chosen.empty(operands.weighted())
 
 
 @torch.library.custom_op("klformer::spectral_product_backward", mutates_args=())
@@ -122,10 +122,30 @@ def _backward_op(
     needed: str,
 ) -> list[Tensor]:
     chosen, operands = _open(names, tensors, feature_map, causal, backend)
-    wanted = needed.split(",")
+    wanted = set(needed.split(","))
     with full_precision(d_out):
-        gradients = chosen.backward(operands, saved, d_out, wanted)
+        of_envelope = {"key_bias"} if operands.norm_coefficient and "k" in wanted else set()
+        gradients = chosen.backward(operands.weighted(), saved, d_out, wanted | of_envelope)
+        if of_envelope:
+            _add_gradient_of_norms(gradients["k"], operands, gradients["key_bias"])
+        if operands.key_bias is not None and "key_bias" in wanted:
+            gradients["key_bias"] = gradients["key_bias"].sum_to_size(operands.key_bias.shape)
     return [gradients[name].to(tensor.dtype) for name, tensor in operands.tensors().items() if name in wanted]
+
+
+#: Keys that are looked at together where their norms are differentiated.
+_KEYS_AT_A_TIME = 1024
+
+
+def _add_gradient_of_norms(d_k: Tensor, operands: SpectralOperands, d_bias: Tensor) -> None:
+    """Adds the gradient of -c |k|^2 to that of the keys in place: another tensor of their size would be a quarter of
+    all that a step needs."""
+    for start in range(0, d_k.shape[2], _KEYS_AT_A_TIME):
+        here = slice(start, start + _KEYS_AT_A_TIME)
+        keys = operands.k[:, :, here].to(d_k.dtype)
+        if operands.key_mask is not None:
+            keys = keys.masked_fill(~operands.key_mask[:, :, here].unsqueeze(-1), 0)
+        d_k[:, :, here].addcmul_(keys, d_bias[:, :, here].unsqueeze(-1), value=-2 * operands.norm_coefficient)
 
 
 @_backward_op.register_fake

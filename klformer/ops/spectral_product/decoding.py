@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
+from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FeatureMap
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
@@ -147,19 +148,33 @@ class PreparedKernel:
         state.product.baddbmm_(values.transpose(1, 2), phi)
 
     @torch.no_grad()
-    def step(self, state: KeyValueState, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> Tensor:
+    def step(
+        self,
+        state: KeyValueState,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_bias: Tensor | None = None,
+        *,
+        norm_coefficient: float = 0.0,
+    ) -> Tensor:
         """Absorb one token (B, H, 1, .) and read from it, (B, H, 1, E): `absorb` and `read` in fewer calls.
 
         Args:
             key_bias: The log-weight of the key, (B or 1, H or 1, 1), finite.
+            norm_coefficient: c of the envelope exp(-c |k|^2) in place of a log-weight, for exponential maps.
         """
         if not self._steps_at_once(state, q, k, v, key_bias):
-            self.absorb(state, k, v, key_bias=key_bias)
+            bias = gaussian_envelope(k, norm_coefficient) if norm_coefficient else key_bias
+            self.absorb(state, k, v, key_bias=bias)
             return self.read(state, q)
         _check_rows(state, k)
         with full_precision(k):
             scores = self._scores(torch.cat([q, k], dim=2)).view(state.shift.shape[0], 2, -1)
             values = torch.cat([v, self.one.expand(*v.shape[:3], 1)], dim=-1)  # (B, H, 1, E + 1)
+            if norm_coefficient:
+                key = k.reshape(-1, 1, k.shape[3])
+                scores[:, 1:].sub_(torch.bmm(key, key.transpose(1, 2)), alpha=norm_coefficient * LOG2_E)
             features = self._exponential_pair if self.feature_map.exponential else self._feature_pair
             of_query, of_key = features(state, scores, key_bias, k.shape[0])  # (n, 1, F) each
             state.product.addcmul_(of_key, values.view(-1, values.shape[3], 1))
@@ -168,9 +183,7 @@ class PreparedKernel:
                 state.total += values.view(state.total.shape)
                 by_head = product.view(*v.shape[:2], 1, -1)
                 total = state.total.view(by_head.shape)
-                by_head.addcmul_(total, self.smoothing)
-                missing = (FLOOR * self.smoothing - by_head[..., -1:] / total[..., -1:]).clamp_(min=0)
-                by_head.addcmul_(missing, total)
+                by_head.addcmul_(total, self._smoothing_of(by_head[..., -1:] / total[..., -1:], self.smoothing))
             # The key that was just absorbed is there: the denominator is not that of no key.
             return (product[:, :-1] / product[:, -1:]).view(v.shape)
 
@@ -232,12 +245,16 @@ class PreparedKernel:
         product = torch.bmm(phi, state.product.transpose(1, 2))
         if self.smoothing is not None:
             smoothing = self.smoothing if self.smoothing.shape[0] == 1 else self.smoothing.repeat(q.shape[0], 1, 1)
-            product = torch.addcmul(product, state.total, smoothing)
             weight = state.total[..., -1:].masked_fill(state.total[..., -1:] == 0, 1)
-            missing = (FLOOR * smoothing - product[..., -1:] / weight).clamp_(min=0)
-            product = product.addcmul_(missing, state.total)
+            product.addcmul_(state.total, self._smoothing_of(product[..., -1:] / weight, smoothing))
         denominator = product[..., -1:]
         return product[..., :-1] / denominator.masked_fill(denominator == 0, 1)
+
+    @staticmethod
+    def _smoothing_of(mean: Tensor, smoothing: Tensor) -> Tensor:
+        """What a query's kernel gets added, of the mean that it has without: the smoothing, or as much more as leaves
+        no mean below half of it (`operands.py`)."""
+        return torch.maximum(smoothing, FLOOR * smoothing - mean)
 
     def _scores(self, x: Tensor) -> Tensor:
         """(B, H, S, R) of x (B, H, S, D)."""

@@ -27,6 +27,7 @@ NOTHING = -1e30
 
 def attend_plainly(operands: SpectralOperands) -> Tensor:
     """The product (B, H, L, E), in the type of the values."""
+    operands = operands.weighted()
     with full_precision(operands.q):
         attend = _attend_exponential if operands.feature_map.exponential else _attend_features
         return attend(operands).to(operands.v.dtype)

@@ -15,13 +15,14 @@ Both classes only hold tensors: they are checked once, by whoever takes them fro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
+from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS, FeatureMap
 
 #: The mean of a query's kernel is at least this share of the smoothing.
@@ -59,6 +60,8 @@ class SpectralOperands:
     key_bias: Tensor | None = None
     #: Query i sees keys 0 .. i only.
     causal: bool = False
+    #: c of the envelope exp(-c |k|^2), which is a weight of the keys besides `key_bias`; `weighted` writes it out.
+    norm_coefficient: float = 0.0
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -93,12 +96,25 @@ class SpectralOperands:
 
     @property
     def map_code(self) -> str:
-        """The feature map and whether keys have the simplex envelope, as text for an op; `from_tensors` reads it."""
-        return f"{self.feature_map.name} simplex" if self.kernel.simplex else self.feature_map.name
+        """The feature map and the envelope of the keys, as text for an op; `from_tensors` reads it."""
+        words = [self.feature_map.name]
+        if self.kernel.simplex:
+            words.append("simplex")
+        if self.norm_coefficient:
+            words.append(repr(self.norm_coefficient))
+        return " ".join(words)
 
     @property
     def wants_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors().values())
+
+    def weighted(self) -> "SpectralOperands":
+        """The same product, with the envelope of the norms in `key_bias`, (B, H, S)."""
+        if not self.norm_coefficient:
+            return self
+        envelope = gaussian_envelope(self.k, self.norm_coefficient, self.key_mask)
+        bias = envelope if self.key_bias is None else envelope + self.key_bias
+        return replace(self, key_bias=bias, norm_coefficient=0.0)
 
     def tensors(self) -> dict[str, Tensor]:
         """The operands that are there, by name."""
@@ -122,14 +138,15 @@ class SpectralOperands:
     ) -> "SpectralOperands":
         """What `tensors()` and `map_code` were made of."""
         named = dict(zip(names, tensors, strict=True))
-        feature_map, _, envelope = map_code.partition(" ")
+        feature_map, *envelope = map_code.split()
+        simplex = "simplex" in envelope
         kernel = SpectralKernel(
             FEATURE_MAPS[feature_map],
             omega=named.get("omega"),
             pair_offset=named.get("pair_offset"),
             frequency_bias=named.get("frequency_bias"),
             smoothing=named.get("smoothing"),
-            simplex=envelope == "simplex",
+            simplex=simplex,
         )
         return SpectralOperands(
             kernel,
@@ -139,6 +156,7 @@ class SpectralOperands:
             key_mask=named.get("key_mask"),
             key_bias=named.get("key_bias"),
             causal=causal,
+            norm_coefficient=sum(float(word) for word in envelope[simplex:]),
         )
 
 

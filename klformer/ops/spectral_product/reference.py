@@ -21,7 +21,7 @@ class ReferenceBackend(Backend):
 
     def attend(self, operands: SpectralOperands) -> Tensor:
         with full_precision(operands.q):
-            return _attend(operands).to(operands.v.dtype)
+            return _attend(operands.weighted()).to(operands.v.dtype)
 
 
 def _attend(operands: SpectralOperands) -> Tensor:
