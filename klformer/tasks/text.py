@@ -172,7 +172,7 @@ PRESETS: Mapping[str, Preset] = {
         "optimiser": {**LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 500, "checkpoint_every": 250,
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250,
         },
         "attention": LAPTOP_ATTENTION,
     },
