@@ -51,6 +51,10 @@ def test_evidence_of_runs(tmp_path, capsys):
     assert (row["attention"], row["pairs"]) == ("gmm-rks:num_frequencies=8", 1)
     assert row["difference"] == pytest.approx(row["learned"] - row["frozen"])
     assert "evidence.json" in capsys.readouterr().out
+    learned, frozen = json.loads((tmp_path / "out" / "runs.json").read_text())["rows"]
+    assert (learned["attention"], frozen["attention"]) == (row["attention"], "gmm-rks:frozen=true,num_frequencies=8")
+    assert (learned["value"], frozen["value"]) == (row["learned"], row["frozen"])
+    assert learned["steps"] == 1
     with pytest.raises(ArgumentError, match="no finished run"):
         run(EvidenceAnalysis(runs=(tmp_path / "nothing",)))
 

@@ -59,6 +59,41 @@ def test_all_fields_as_they_are(tmp_path):
     ]
 
 
+def runs(setting, attention, *values):
+    return [{"setting": setting, "attention": attention, "seed": seed, "value": v} for seed, v in enumerate(values)]
+
+
+def test_attentions_against_others_seed_by_seed(tmp_path):
+    rows = [
+        *runs("a: %", "softmax", 50.0, 60.0, 70.0),
+        *runs("a: %", "gmm-rks", 61.0, 70.0, 82.0),
+        *runs("a: %", "gmm-rks:frozen=true", 40.0, 80.0, 60.0),
+        *runs("a: %", "linear-elu", 90.0),
+    ]
+    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+    made = render('<!-- table against data.json "setting=a: %" -->\n<!-- /table -->\n', tmp_path, "page").splitlines()
+    assert [line for line in made if line.startswith("|")] == [
+        "| attention | seeds | mean | - softmax | - frozen self |",
+        "|---|---|---|---|---|",
+        "| `linear-elu` | 1 | 90.00 | +40.00 |  |",
+        "| `gmm-rks` | 3 | 71.00 +- 6.08 | **+11.00 +- 0.58** | +11.00 +- 10.50 |",
+        "| `softmax` | 3 | 60.00 +- 5.77 |  |  |",
+        "| `gmm-rks:frozen=true` | 3 | 60.00 +- 11.55 | +0.00 +- 10.00 |  |",
+    ]
+
+
+def test_settings_side_by_side(tmp_path):
+    rows = [*runs("a: %", "softmax", 50.0, 60.0), *runs("b: %", "softmax", 3.0), *runs("b: %", "linear-elu", 4.0, 6.0)]
+    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+    made = render("<!-- table settings data.json -->\n<!-- /table -->\n", tmp_path, "page").splitlines()
+    assert [line for line in made if line.startswith("|")] == [
+        "| attention | a | b |",
+        "|---|---|---|",
+        "| `softmax` | 55.00 +- 5.00 (2) | 3.00 (1) |",
+        "| `linear-elu` | - | 5.00 +- 1.00 (2) |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [

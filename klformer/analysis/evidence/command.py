@@ -9,10 +9,11 @@ import tyro
 from rich.console import Console
 
 from klformer.analysis.evidence.measure import Measured, comparisons, measured
-from klformer.analysis.evidence.pages import learned_or_frozen
+from klformer.analysis.evidence.tables import learned_or_frozen
 from klformer.analysis.kernel.planted import held_out_pairs, planted_error
 from klformer.analysis.options import Count
 from klformer.analysis.output import print_table, write_results
+from klformer.attention import AttentionSpec
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
 from klformer.runs.folder import RunFolder
@@ -25,6 +26,7 @@ CAPTION = (
     "Every attention learned and frozen, mean and deviation over seeds on the test set, and the mean difference of "
     "pairs of one seed with its standard error."
 )
+RUNS_CAPTION = "The same numbers run by run, with what it took to get them."
 DRAWS = Count("draws", full=50, quick=5)
 
 
@@ -51,7 +53,7 @@ class EvidenceAnalysis:
 
 
 def run(options: EvidenceAnalysis) -> None:
-    """Write evidence.json, evidence.csv and evidence.md, and print the table.
+    """Write evidence.json, evidence.csv and evidence.md, runs.json and runs.csv, and print the table.
 
     Raises:
         ArgumentError: there is no finished run.
@@ -60,14 +62,18 @@ def run(options: EvidenceAnalysis) -> None:
     folders = list(_finished(options.runs))
     if not folders:
         raise ArgumentError(f"no finished run in {', '.join(map(str, options.runs))}")
-    numbers = [number for folder in folders for number in _numbers(folder, draws)]
+    by_run = [(folder, list(_numbers(folder, draws))) for folder in folders]
+    numbers = [number for _, found in by_run for number in found]
     rows = [comparison.as_row() for comparison in comparisons(numbers)]
     settings = {"runs": len(folders), "draws": draws}
     write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings)
+    runs = [_run_row(folder, number) for folder, found in by_run for number in found]
+    write_results(options.out, "runs", caption=RUNS_CAPTION, rows=runs, settings=settings)
     (options.out / "evidence.md").write_text(markdown(rows))
     console = Console(width=max(140, Console().width))
     print_table(console, rows, CAPTION)
-    console.print(f"evidence.json, .csv and .md written to {options.out}", highlight=False)
+    written = "evidence.json, .csv and .md, and runs.json and .csv with one row a run"
+    console.print(f"{written}, written to {options.out}", highlight=False)
 
 
 def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
@@ -93,6 +99,30 @@ def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
         if kernels and kernels[0].kernel.spectrum is not None:
             error = planted_error(kernels[0], loaded.task, *held_out_pairs(loaded.task), draws=draws, seed=3)
             yield measured(result, f"{setting}: error of the mean kernel", error.of_mean)
+
+
+def _run_row(folder: RunFolder, number: Measured) -> dict[str, Any]:
+    """One number of one run and what it depends on."""
+    result = folder.result()
+    assert result is not None, "only finished runs are asked"
+    environment = result["environment"]
+    return {
+        "setting": number.setting,
+        "attention": AttentionSpec.parse(result["attention"]).label(),
+        "seed": number.seed,
+        "value": number.value,
+        "test_examples": result["test"]["num_examples"],
+        "draws": result["test"]["draws"],
+        "steps": result["steps"],
+        "best_step": result["best_step"],
+        "train_tokens": result["train_tokens"],
+        "train_seconds": round(result["train_seconds"], 1),
+        "date": environment["date"],
+        "processor": environment["processor"],
+        "threads": environment["threads"],
+        "torch": environment["torch"],
+        "klformer": environment["klformer"],
+    }
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

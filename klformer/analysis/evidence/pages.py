@@ -18,17 +18,13 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from klformer.analysis.evidence.tables import KINDS, Row
 from klformer.errors import ArgumentError, FileError
 
-Row = Mapping[str, Any]
-
 _TABLE = re.compile(r"(<!-- table (?P<words>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
-#: A difference is marked where it is more than so many standard errors, of at least so many pairs.
-_ERRORS, _PAIRS = 2, 3
 
 
 def render(text: str, root: Path, place: str) -> str:
@@ -54,57 +50,6 @@ def render(text: str, root: Path, place: str) -> str:
         return f"{found[1]}\n{KINDS[kind](rows)}\n{found[3]}"
 
     return _TABLE.sub(table, text)
-
-
-def learned_or_frozen(rows: Sequence[Row]) -> str:
-    """An attention learned, frozen, and the difference; bold where it is more than chance. Of several settings, each
-    row names its own."""
-    headings = ["attention", "draw", "seeds", "learned", "frozen", "learned - frozen"]
-    several = len({row["setting"] for row in rows}) > 1
-    if several:
-        headings = ["setting", *headings]
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    for row in rows:
-        difference = with_spread(row["difference"], row["standard_error"], sign=True)
-        beyond = (row["standard_error"] or 0) * _ERRORS < abs(row["difference"] or 0) and row["pairs"] >= _PAIRS
-        cells = [
-            f"`{row['attention']}`",
-            "" if row["draw"] == "none" else row["draw"],
-            str(row["seeds"]),
-            with_spread(row["learned"], row["learned_std"]),
-            with_spread(row["frozen"], row["frozen_std"]),
-            f"**{difference}**" if beyond else difference,
-        ]
-        if several:
-            cells = [row["setting"].partition(":")[0], *cells]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def all_fields(rows: Sequence[Row]) -> str:
-    """The fields of the rows as columns, but for the setting: names are headings, and numbers have the digits that they
-    have in the data. What a row does not have is empty."""
-    headings = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "setting"]
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    for row in rows:
-        cells = {name: "" if row.get(name) is None else str(row[name]) for name in headings}
-        if "attention" in cells:
-            cells["attention"] = f"`{cells['attention']}`"
-        lines.append(f"| {' | '.join(cells.values())} |")
-    return "\n".join(lines)
-
-
-#: What a page may ask for, by its first word.
-KINDS: Mapping[str, Callable[[Sequence[Row]], str]] = {"learned": learned_or_frozen, "fields": all_fields}
-
-
-def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
-    """A number with its deviation or standard error; nothing where there is none."""
-    if value is None:
-        return ""
-    digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
-    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    return text if spread is None else f"{text} +- {spread:.{digits}f}"
 
 
 def _read(file: Path) -> list[Row]:

@@ -1,0 +1,142 @@
+"""The kinds of tables that a page of the docs may have, in Markdown.
+
+    learned   an attention learned, frozen, and the difference of pairs of one seed
+    against   every attention of one setting beside others that it is measured against, paired by seed
+    settings  attentions down, settings across
+    fields    the data as it is
+
+A difference is bold where it is more than two standard errors, of at least three pairs. Nothing else is called better.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from klformer.attention import AttentionSpec, attention_options
+
+Row = Mapping[str, Any]
+
+#: A difference is marked where it is more than so many standard errors, of at least so many pairs.
+_ERRORS, _PAIRS = 2, 3
+#: What every attention of a table `against` is measured against, beside its own frozen self.
+_REFERENCES = ("softmax", "performer")
+
+
+def learned_or_frozen(rows: Sequence[Row]) -> str:
+    """An attention learned, frozen, and the difference; bold where it is more than chance. Of several settings, each
+    row names its own."""
+    headings = ["attention", "draw", "seeds", "learned", "frozen", "learned - frozen"]
+    several = len({row["setting"] for row in rows}) > 1
+    if several:
+        headings = ["setting", *headings]
+    lines = []
+    for row in rows:
+        cells = [
+            f"`{row['attention']}`",
+            "" if row["draw"] == "none" else row["draw"],
+            str(row["seeds"]),
+            with_spread(row["learned"], row["learned_std"]),
+            with_spread(row["frozen"], row["frozen_std"]),
+            _difference(row["difference"], row["standard_error"], row["pairs"]),
+        ]
+        lines.append([row["setting"].partition(":")[0], *cells] if several else cells)
+    return _markdown(headings, lines)
+
+
+def against_others(rows: Sequence[Row]) -> str:
+    """Runs of one setting, one row each: their attentions, best first, with the standard error of their mean over
+    seeds, and paired differences to the references and to the frozen self."""
+    by_attention = _by_attention(rows)
+    references = [name for name in _REFERENCES if name in by_attention]
+    headings = ["attention", "seeds", "mean", *(f"- {name}" for name in references), "- frozen self"]
+    lines = []
+    for name, values in sorted(by_attention.items(), key=lambda found: -statistics.fmean(found[1].values())):
+        others = [by_attention[reference] if reference != name else {} for reference in references]
+        others.append(by_attention.get(_frozen(name) or "", {}))
+        mean = with_spread(statistics.fmean(values.values()), _standard_error(list(values.values())))
+        lines.append([f"`{name}`", str(len(values)), mean, *(_paired(values, other) for other in others)])
+    return _markdown(headings, lines)
+
+
+def by_setting(rows: Sequence[Row]) -> str:
+    """Runs, one row each: the mean of every attention in every setting with the standard error over seeds, and how many
+    those are. A dash means no result."""
+    settings = list(dict.fromkeys(row["setting"] for row in rows))
+    by_attention = {setting: _by_attention([row for row in rows if row["setting"] == setting]) for setting in settings}
+    lines = []
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        cells = []
+        for setting in settings:
+            values = list(by_attention[setting].get(name, {}).values())
+            mean = with_spread(statistics.fmean(values), _standard_error(values)) if values else "-"
+            cells.append(f"{mean} ({len(values)})" if values else mean)
+        lines.append([f"`{name}`", *cells])
+    return _markdown(["attention", *(setting.partition(":")[0] for setting in settings)], lines)
+
+
+def all_fields(rows: Sequence[Row]) -> str:
+    """The fields of the rows as columns, but for the setting: names are headings, and numbers have the digits that they
+    have in the data. What a row does not have is empty."""
+    headings = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "setting"]
+    lines = []
+    for row in rows:
+        cells = {name: "" if row.get(name) is None else str(row[name]) for name in headings}
+        if "attention" in cells:
+            cells["attention"] = f"`{cells['attention']}`"
+        lines.append(list(cells.values()))
+    return _markdown(headings, lines)
+
+
+#: What a page may ask for, by its first word.
+KINDS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "learned": learned_or_frozen,
+    "against": against_others,
+    "settings": by_setting,
+    "fields": all_fields,
+}
+
+
+def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
+    """A number with its deviation or standard error; nothing where there is none."""
+    if value is None:
+        return ""
+    digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    return text if spread is None else f"{text} +- {spread:.{digits}f}"
+
+
+def _by_attention(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """The values of every attention by seed."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found.setdefault(row["attention"], {})[row["seed"]] = row["value"]
+    return found
+
+
+def _frozen(attention: str) -> str | None:
+    """The frozen self of an attention, if it has one."""
+    spec = AttentionSpec.parse(attention)
+    if "frozen" in spec.options or "frozen" not in attention_options(spec.name):
+        return None
+    return AttentionSpec(name=spec.name, options=spec.options | {"frozen": True}).label()
+
+
+def _paired(values: Mapping[int, float], others: Mapping[int, float]) -> str:
+    differences = [value - others[seed] for seed, value in values.items() if seed in others]
+    mean = statistics.fmean(differences) if differences else None
+    return _difference(mean, _standard_error(differences), len(differences))
+
+
+def _difference(mean: float | None, standard_error: float | None, pairs: int) -> str:
+    text = with_spread(mean, standard_error, sign=True)
+    beyond = (standard_error or 0) * _ERRORS < abs(mean or 0) and pairs >= _PAIRS
+    return f"**{text}**" if beyond else text
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+
+
+def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    table = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    return "\n".join(table + [f"| {' | '.join(cells)} |" for cells in lines])
