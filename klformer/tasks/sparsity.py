@@ -72,7 +72,7 @@ PRESETS: Mapping[str, Preset] = {
         "optimiser": {**LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **SMALL_TRAINING, "batch_size": 64, "max_steps": 800, "evaluate_every": 100, "checkpoint_every": 200,
+            **SMALL_TRAINING, "batch_size": 64, "max_steps": 800, "evaluate_every": 400, "checkpoint_every": 200,
             "keep_milestones": True,
         },
         "attention": LAPTOP_ATTENTION,

@@ -173,6 +173,7 @@ PRESETS: Mapping[str, Preset] = {
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
             **SMALL_TRAINING, "batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250,
+            "evaluation_draws": 4,
         },
         "attention": LAPTOP_ATTENTION,
     },
