@@ -1,7 +1,7 @@
 """Sequences of different lengths, stored end to end in one array of the smallest type that holds them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,14 @@ class ByteRows:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._offsets = [0]
+
+    @staticmethod
+    def of(rows: Iterable[bytes]) -> "ByteRows":
+        """Some rows at once."""
+        collected = ByteRows()
+        for row in rows:
+            collected.add(row)
+        return collected
 
     def add(self, row: bytes) -> None:
         self._buffer += row

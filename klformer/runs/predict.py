@@ -61,7 +61,7 @@ def predict_file(loaded: LoadedRun, path: Path, out: Path, *, draws: int, keep: 
 def answer(loaded: LoadedRun, chunk: InputChunk, *, draws: int) -> Answers:
     """The mean of the model's answers over draws, and their deviation."""
     objective, model, training = loaded.task.objective(), loaded.model, loaded.config.training
-    examples = Examples(chunk.sequences, np.zeros(len(chunk.rows), np.int64))
+    examples = Examples(chunk.sequences, np.zeros(len(chunk.rows), np.int64), chunk.second)
     mean = np.zeros((len(examples), objective.num_outputs))
     deviation = np.zeros_like(mean)
     numbers = range(draws if has_noise(model) else 1)

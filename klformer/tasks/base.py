@@ -48,11 +48,13 @@ class InputChunk:
         rows: What each is called: its line in a text, its number in a parquet file, its own file.
         sequences: What the model sees of them.
         kept: Fields that are passed on, for each row.
+        second: The second sides, where the task has pairs.
     """
 
     rows: list[int] | list[str]
     sequences: Sequences
     kept: list[tuple[Any, ...]]
+    second: Sequences | None = None
 
 
 class Task(ABC):
@@ -185,7 +187,8 @@ class Task(ABC):
             DataError: something is wrong with the file.
         """
         raise ArgumentError(
-            f"{self.name} reads no inputs from other files; predict is for csv, folder and the GLUE tasks"
+            f"{self.name} reads no inputs from other files, because its sequences are made, not collected; predict is "
+            "for text, retrieval, listops, image, csv, folder and the GLUE tasks"
         )
 
     def detail(self) -> str:

@@ -25,6 +25,7 @@ from klformer.tasks.files import entries, is_folder
 from klformer.tasks.hub import nothing_usable
 from klformer.tasks.presets import LAPTOP_OWN_DATA, Preset
 from klformer.tasks.targets import Classes, targets_from_json
+from klformer.tasks.unlabelled import chunks_of_images
 from klformer.training.objective import Objective
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -133,15 +134,7 @@ class Folder(Task):
         return Examples(Sequences.from_matrix(np.stack(rows)), self.classes.as_array(targets))
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        if keep:
-            raise ArgumentError(f"images have no columns to keep, got --keep {' '.join(keep)}")
-        paths = sorted(_images(path)) if is_folder(path) else [path]
-        if not paths:
-            raise DataError("has no images (png, jpg)", file=path)
-        for start in range(0, len(paths), chunk):
-            some = paths[start : start + chunk]
-            rows = np.stack([self._sequence(one) for one in some])
-            yield InputChunk([str(one) for one in some], Sequences.from_matrix(rows), [()] * len(some))
+        return chunks_of_images(path, keep, chunk, SUFFIXES, self._sequence)
 
     def _is_tokens(self) -> bool:
         return self.config.patch == 1 and not self.config.colour
@@ -198,12 +191,3 @@ def read_image(path: Path, size: int, *, colour: bool) -> NDArray[np.uint8]:
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
-
-
-def _images(folder: Path) -> Iterator[Path]:
-    """The images in a folder and below it."""
-    for path in entries(folder):
-        if is_folder(path):
-            yield from _images(path)
-        elif _is_image(path):
-            yield path

@@ -1,7 +1,7 @@
 """Image of Long Range Arena: CIFAR-10 in grey, read as a sequence of 1,024 pixels; id = brightness, 0 to 255."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from klformer.data.sequences import Examples, Sequences
 from klformer.errors import DataError
-from klformer.tasks.base import Task
+from klformer.tasks.base import InputChunk, Task
 from klformer.tasks.cifar_pickle import read_python_batch
 from klformer.tasks.config import Split
 from klformer.tasks.files import entries, exists, is_folder, reading
@@ -24,6 +24,7 @@ from klformer.tasks.presets import (
     Preset,
     paper_attention,
 )
+from klformer.tasks.unlabelled import chunks_of_images
 
 _HUB_NAME = "uoft-cs/cifar10"
 _LOOKED_FOR = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")
@@ -127,7 +128,7 @@ class PngFolder(ImageSource):
             paths = _pngs(class_folder)
             if not paths:
                 raise DataError("has no images (*.png)", file=class_folder)
-            pixels += [self._image(path) for path in paths]
+            pixels += [self.image(path) for path in paths]
             labels += [label] * len(paths)
         return np.stack(pixels), np.asarray(labels, np.int64)
 
@@ -154,7 +155,8 @@ class PngFolder(ImageSource):
         return names
 
     @staticmethod
-    def _image(path: Path) -> Pixels:
+    def image(path: Path) -> Pixels:
+        """The pixels of a file, in grey."""
         # Imported here: only images in files need it.
         from PIL import Image, UnidentifiedImageError
 
@@ -236,6 +238,7 @@ class Image(Task):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     vocab_size: int | None = 256
     default_max_len: ClassVar[int] = _PIXELS
+    row_column: ClassVar[tuple[str, type]] = ("file", str)
     official_sizes = MappingProxyType({"train": 50_000, "test": 10_000})
 
     def location(self) -> str:
@@ -264,6 +267,10 @@ class Image(Task):
     def read(self, part: Split) -> Examples:
         pixels, labels = self._source().read(part)
         return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        """Images of 32 x 32 pixels."""
+        return chunks_of_images(path, keep, chunk, (".png",), lambda one: PngFolder.image(one)[: self.max_len])
 
 
 def _pngs(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ first use, as files of the same format. The tokens are the digits, the four oper
 dropped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ import numpy as np
 from klformer.data.sequences import ByteRows, Examples
 from klformer.errors import DataError
 from klformer.files import replacing
-from klformer.tasks.base import Task
+from klformer.tasks.base import InputChunk, Task
 from klformer.tasks.config import DataConfig, GeneratedData, Split
 from klformer.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
 from klformer.tasks.files import GeneratedFolder, first_existing, parse_label, read_lines
@@ -29,6 +29,8 @@ from klformer.tasks.presets import (
     paper_attention,
 )
 from klformer.tasks.progress import progress
+from klformer.tasks.tables import Place
+from klformer.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
 FILES: dict[Split, str] = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 #: 0 is padding.
@@ -169,6 +171,15 @@ class ListOps(Task):
             raise DataError(f"has {len(examples)} rows where the manifest says {rows}", file=path)
         return examples
 
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        """Expressions in the column `Source`, as LRA's files have them."""
+
+        def parse(place: Place, source: str) -> bytes:
+            return _checked(source.encode(), place.path, place.number)[: self.max_len]
+
+        rows = rows_of_texts(path, ["Source"], keep, parse)
+        return chunks_of_rows(rows, chunk, lambda cells: ByteRows.of(ids for (ids,) in cells).as_they_are())
+
 
 def read_listops(path: Path, max_len: int) -> Examples:
     """Read a file in LRA's format.
@@ -179,15 +190,20 @@ def read_listops(path: Path, max_len: int) -> Examples:
     """
     sources, labels = ByteRows(), []
     for number, source, target in _rows(path):
-        ids = _encode(source, path, number)
-        opened, closed = source.count(b"["), source.count(b"]")
-        if opened != closed:
-            raise DataError(f"has {opened} operators and {closed} ], which must be as many", file=path, line=number)
-        sources.add(ids[:max_len])
+        sources.add(_checked(source, path, number)[:max_len])
         labels.append(parse_label(target.decode("latin-1"), 10, file=path, line=number))
     if not labels:
         raise DataError("has no rows after the header", file=path)
     return Examples(sources.as_they_are(), np.asarray(labels, np.int64))
+
+
+def _checked(source: bytes, path: Path, line: int) -> bytes:
+    """The ids of the tokens of an expression whose brackets are closed."""
+    ids = _encode(source, path, line)
+    opened, closed = source.count(b"["), source.count(b"]")
+    if opened != closed:
+        raise DataError(f"has {opened} operators and {closed} ], which must be as many", file=path, line=line)
+    return ids
 
 
 def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:

@@ -17,6 +17,7 @@ from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.inputs import KINDS, InputKind, Inputs, inputs_from_json, learn_inputs
 from klformer.tasks.tables import Place
 from klformer.tasks.targets import TargetKind, Targets, label_text, learn_targets, targets_from_json
+from klformer.tasks.unlabelled import chunks_of_rows
 from klformer.tokens import TokensConfig
 from klformer.training.objective import Objective
 
@@ -109,18 +110,8 @@ class RowsTask(Task):
         return examples
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        rows: list[int] = []
-        cells: list[Any] = []
-        kept: list[tuple[Any, ...]] = []
-        for place, row, fields in self.unlabelled(path, keep):
-            cells.append(self.parsed(place, row))
-            rows.append(place.number)
-            kept.append(fields)
-            if len(rows) == chunk:
-                yield InputChunk(rows, self.inputs.encode(cells, self.max_len), kept)
-                rows, cells, kept = [], [], []
-        if rows:
-            yield InputChunk(rows, self.inputs.encode(cells, self.max_len), kept)
+        rows = ((place, self.parsed(place, row), fields) for place, row, fields in self.unlabelled(path, keep))
+        return chunks_of_rows(rows, chunk, lambda cells: self.inputs.encode(cells, self.max_len))
 
     def parsed(self, place: Place, cells: Sequence[Any]) -> Any:
         """The cells of a row, as inputs take them.

@@ -4,16 +4,16 @@ Read from `new_aan_pairs.{train,eval,test}.tsv`: label, two ids and two texts, s
 without quoting.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from klformer.data.sequences import ByteRows, Examples
+from klformer.data.sequences import ByteRows, Examples, Sequences
 from klformer.errors import DataError
-from klformer.tasks.base import Task
+from klformer.tasks.base import InputChunk, Task
 from klformer.tasks.config import Split
 from klformer.tasks.files import first_existing, parse_label, read_lines
 from klformer.tasks.presets import (
@@ -24,6 +24,7 @@ from klformer.tasks.presets import (
     Preset,
     paper_attention,
 )
+from klformer.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
 FILES: dict[Split, str] = {
     "train": "new_aan_pairs.train.tsv",
@@ -103,6 +104,16 @@ class Retrieval(Task):
                 file=self.root,
             )
         return read_pairs(folder / FILES[part], self.max_len)
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        """Pairs of texts in two columns, `text1` and `text2`."""
+        rows = rows_of_texts(path, ["text1", "text2"], keep, lambda _, text: text.encode()[: self.max_len])
+
+        def sides(cells: list[list[bytes]]) -> tuple[Sequences, Sequences]:
+            first, second = (ByteRows.of(side).plus_one() for side in zip(*cells, strict=True))
+            return first, second
+
+        return chunks_of_rows(rows, chunk, sides)
 
 
 def read_pairs(path: Path, max_len: int) -> Examples:

@@ -3,7 +3,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -12,7 +12,7 @@ import numpy as np
 
 from klformer.data.sequences import ByteRows, Examples
 from klformer.errors import DataError
-from klformer.tasks.base import Task
+from klformer.tasks.base import InputChunk, Task
 from klformer.tasks.config import DataConfig, Split
 from klformer.tasks.files import entries, exists, first_existing, is_folder, reading
 from klformer.tasks.hub import load_from_hub, nothing_usable
@@ -24,7 +24,8 @@ from klformer.tasks.presets import (
     Preset,
     paper_attention,
 )
-from klformer.tasks.tables import TABLE_SUFFIXES, read_table
+from klformer.tasks.tables import TABLE_SUFFIXES, Place, read_table
+from klformer.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
 _HUB_NAME = "stanfordnlp/imdb"
 _LABELS = ("neg", "pos")
@@ -222,6 +223,18 @@ class Text(Task):
 
     def read(self, part: Split) -> Examples:
         return self._source().read(part, self.max_len)
+
+    def class_names(self) -> tuple[str, ...]:
+        return _LABELS
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        def parse(place: Place, text: str) -> bytes:
+            if not text:
+                raise place.error("the text is empty")
+            return text.encode()[: self.max_len]
+
+        rows = rows_of_texts(path, [self.config.text_column], keep, parse, flags=["--data.text-column"])
+        return chunks_of_rows(rows, chunk, lambda cells: ByteRows.of(text for (text,) in cells).plus_one())
 
 
 def _reviews(folder: Path) -> list[Path]:
