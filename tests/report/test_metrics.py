@@ -26,13 +26,13 @@ def test_an_unknown_task_is_shown_by_what_it_says_of_itself(tmp_path):
         make_run(tmp_path / "runs" / name, name, task="five", accuracy=accuracy, about=about)
     (setting,) = make_settings(collect([tmp_path / "runs"]).runs)
     # Nobody here knows the usual options of the task, so that those that are not the attention's defaults are named.
-    assert [group.attention for group, _ in setting.ranked()] == ["gmm-rks:num_frequencies=128", "softmax"]
+    assert [group.attention for group, _ in setting.ranked()] == ["gmm-rks:num_frequencies=64", "softmax"]
     table = setting_table(setting)
     assert ("accuracy, %", "test") in titles(table)
     assert ("accuracy, %", "vote") in titles(table)
     assert ("accuracy, %", "paper") not in titles(table)
     text = text_of(page_of(tmp_path, tmp_path / "runs"))
-    assert "Five kinds of 7 setting A 62.5% best here: gmm-rks:num_frequencies=128" in text
+    assert "Five kinds of 7 setting A 62.5% best here: gmm-rks:num_frequencies=64" in text
     assert "softmax here: 50.0%" in text
     assert "guessing: 20.0%" in text
 
