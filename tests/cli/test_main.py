@@ -108,7 +108,7 @@ def test_list(capsys):
         (["train", "--attention", "gmm-rks:num_frequencies=7", *TINY], "multiple of num_components=2, got 7"),
         (["compare", "--attentions", "softmax:frozen=true"], "softmax has no option 'frozen'"),
         (
-            ["compare", "--attentions", "gmm-rks", "gmm-rks:num_frequencies=128"],
+            ["compare", "--attentions", "gmm-rks", "gmm-rks:num_frequencies=64"],
             "every run must be named once, got twice: sparsity0.5-laptop-gmm-rks-seed0",
         ),
         (["compare", "--attentions", "softmax", "--seeds", "1", "1"], "twice: sparsity0.5-laptop-softmax-seed1"),
