@@ -63,7 +63,7 @@ def test_compare_takes_no_result_of_other_settings(home, capsys):
     assert "going on after step 6" in out
     assert json.loads((home / "runs" / "comparison-sparsity0.5-laptop.json").read_text())[0]["steps"] == 8
     error = fails(capsys, 1, *arguments, "--optimiser.learning-rate", "0.5")
-    assert "was started with another configuration: optimiser.learning_rate was 0.001, is 0.5" in error
+    assert "was started with another configuration: optimiser.learning_rate was 0.002, is 0.5" in error
 
 
 def test_compare_goes_on_where_files_are_damaged(home, capsys):
