@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from klformer.checks import check_count
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
@@ -59,6 +60,8 @@ class Glue:
     """One run of every task and learning rate for each."""
     max_steps: int | None = None
     """Steps of a fine-tuning run, if not those of the preset."""
+    pretrain_steps: int | None = None
+    """Steps of pretraining on --corpus, if not those of the preset."""
     out: Path = Path("runs")
     """Folder for runs."""
     quiet: bool = False
@@ -83,6 +86,10 @@ def run(options: Glue) -> None:
     attentions = (*options.attentions, *(ABLATION if options.ablation else ()))
     if options.corpus is not None and not attentions:
         raise ArgumentError("--corpus is what attentions are pretrained on; give --attentions or --ablation")
+    if options.pretrain_steps is not None:
+        check_count("pretrain_steps", options.pretrain_steps)
+    if options.pretrain_steps is not None and options.corpus is None:
+        raise ArgumentError("--pretrain-steps is for pretraining on a corpus; give --corpus")
     out, reporter = options.out.expanduser(), make_reporter(quiet=options.quiet)
     for folder in options.init_from:
         check_pretrained(folder.expanduser())
@@ -91,7 +98,7 @@ def run(options: Glue) -> None:
         if options.corpus is None:
             starts.append(Start.from_scratch(text))
         else:
-            starts.append(Start.from_run(_pretrained(text, options.corpus, options.preset, out, reporter)))
+            starts.append(Start.from_run(_pretrained(text, options.corpus, options, out, reporter)))
     rows = run_glue(plan, starts, out / "glue", reporter=reporter)
     if is_main_process():
         console = make_console(160)
@@ -99,11 +106,14 @@ def run(options: Glue) -> None:
         console.print(f"runs and {RESULTS} are in {out / 'glue'}", highlight=False)
 
 
-def _pretrained(text: str, corpus: Path, preset_name: str, out: Path, reporter: Reporter) -> Path:
+def _pretrained(text: str, corpus: Path, options: Glue, out: Path, reporter: Reporter) -> Path:
     """The pretrained run of an attention, made if it is not there."""
-    config = preset(preset_name, "corpus", AttentionSpec.parse(text))
+    config = preset(options.preset, "corpus", AttentionSpec.parse(text))
     data = config.data.model_copy(update={"root": corpus}).absolute()
-    config = config.model_copy(update={"data": data, "objective": "masked"})
+    training = config.training
+    if options.pretrain_steps is not None:
+        training = training.model_copy(update={"max_steps": options.pretrain_steps})
+    config = config.model_copy(update={"data": data, "training": training, "objective": "masked"})
     folder = out / run_name(config)
     if finished_result(config, folder) is None:
         train_run(config, folder, resume=True, reporter=reporter)

@@ -11,9 +11,11 @@ from glue_support import write_glue
 
 from klformer.errors import DataError
 from klformer.runs.glue_numbers import paper_row
+from klformer.runs.load import load_run
 from klformer.tasks import build_task
 from klformer.tasks.glue import GLUE_TASKS, GlueData
 from klformer.training.objectives import BinaryF1, Correlation, Matthews
+from klformer.training.progress import SilentReporter
 
 TINY = [
     *["--model.num-layers=1", "--model.num-heads=2", "--model.model-dim=8", "--model.head-dim=4", "--model.ffn-dim=8"],
@@ -125,3 +127,26 @@ def test_one_command_for_all(tree, tmp_path, capsys, monkeypatch):
     assert predicted["prediction"] in ("contradiction", "entailment", "neutral")
     assert "give models, each once, got none" in fails(capsys, 2, "glue", "--data-root", tree)
     assert "tasks must be of sst2" in fails(capsys, 2, "glue", "--tasks", "imdb", "--attentions", "softmax")
+
+
+def test_the_ablation_is_one_command(tree, tmp_path, capsys, monkeypatch):
+    """FastFood with nothing, S, and S, G and B learned: pretrained on a corpus each, fine-tuned, one table."""
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "cache"))
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "book.txt").write_text("one two three\nwords and other words, and more of them\n" * 400)
+    options = ["glue", "--data-root", tree, "--ablation", "--corpus", corpus, "--pretrain-steps", 1, "--max-steps", 1]
+    out = run(capsys, *options, "--tasks", "rte", "--learning-rates", "1e-3", "--out", tmp_path)
+    assert out.count("paper, fastfood-rks") == 3
+    rows = json.loads((tmp_path / "glue" / "glue.json").read_text())["rows"]
+    assert [row["paper"]["sst2/accuracy/test"] for row in rows] == [0.814, 0.807, 0.828]
+    names = ("fastfood-rks-learn=none", "fastfood-rks-learn=s", "fastfood-rks")
+    trained = [trained_numbers(tmp_path / f"corpus-book-masked-laptop-{name}-seed0") for name in names]
+    assert trained[0] == 0 < trained[1] < trained[2]
+    assert "give --corpus" in fails(capsys, 2, "glue", "--ablation", "--pretrain-steps", 1)
+
+
+def trained_numbers(folder):
+    """How many numbers of its kernels a run trains."""
+    model = load_run(folder, SilentReporter()).model
+    return sum(x.numel() for name, x in model.named_parameters() if "spectrum" in name and x.requires_grad)
