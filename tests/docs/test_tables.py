@@ -73,12 +73,12 @@ def test_attentions_against_others_seed_by_seed(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
     made = render('<!-- table against data.json "setting=a: %" -->\n<!-- /table -->\n', tmp_path, "page").splitlines()
     assert [line for line in made if line.startswith("|")] == [
-        "| attention | seeds | mean | - softmax | - frozen self |",
-        "|---|---|---|---|---|",
-        "| `linear-elu` | 1 | 90.00 | +40.00 |  |",
-        "| `gmm-rks` | 3 | 71.00 +- 6.08 | **+11.00 +- 0.58** | +11.00 +- 10.50 |",
-        "| `softmax` | 3 | 60.00 +- 5.77 |  |  |",
-        "| `gmm-rks:frozen=true` | 3 | 60.00 +- 11.55 | +0.00 +- 10.00 |  |",
+        "| rank | attention | seeds | mean | - softmax | - frozen self |",
+        "|---|---|---|---|---|---|",
+        "| 1 to 4 | `linear-elu` | 1 | 90.00 | +40.00 |  |",
+        "| 1 to 3 | `gmm-rks` | 3 | 71.00 +- 6.08 | **+11.00 +- 0.58** | +11.00 +- 10.50 |",
+        "| 2 to 4 | `softmax` | 3 | 60.00 +- 5.77 |  |  |",
+        "| 1 to 4 | `gmm-rks:frozen=true` | 3 | 60.00 +- 11.55 | +0.00 +- 10.00 |  |",
     ]
 
 

@@ -45,16 +45,21 @@ def learned_or_frozen(rows: Sequence[Row]) -> str:
 
 def against_others(rows: Sequence[Row]) -> str:
     """Runs of one setting, one row each: their attentions, best first, with the standard error of their mean over
-    seeds, and paired differences to the references and to the frozen self."""
+    seeds, and paired differences to the references and to the frozen self.
+
+    The rank goes from one more than there are better attentions to as many as are not worse, where better and worse
+    are marked differences.
+    """
     by_attention = _by_attention(rows)
     references = [name for name in _REFERENCES if name in by_attention]
-    headings = ["attention", "seeds", "mean", *(f"- {name}" for name in references), "- frozen self"]
+    headings = ["rank", "attention", "seeds", "mean", *(f"- {name}" for name in references), "- frozen self"]
     lines = []
     for name, values in sorted(by_attention.items(), key=lambda found: -statistics.fmean(found[1].values())):
         others = [by_attention[reference] if reference != name else {} for reference in references]
         others.append(by_attention.get(_frozen(name) or "", {}))
         mean = with_spread(statistics.fmean(values.values()), _standard_error(list(values.values())))
-        lines.append([f"`{name}`", str(len(values)), mean, *(_paired(values, other) for other in others)])
+        differences = (_difference(*_paired(values, other)) for other in others)
+        lines.append([_rank(values, list(by_attention.values())), f"`{name}`", str(len(values)), mean, *differences])
     return _markdown(headings, lines)
 
 
@@ -121,16 +126,29 @@ def _frozen(attention: str) -> str | None:
     return AttentionSpec(name=spec.name, options=spec.options | {"frozen": True}).label()
 
 
-def _paired(values: Mapping[int, float], others: Mapping[int, float]) -> str:
+def _rank(values: Mapping[int, float], all_values: Sequence[Mapping[int, float]]) -> str:
+    differences = [_paired(values, others) for others in all_values if others is not values]
+    beyond = [mean for mean, standard_error, pairs in differences if _is_beyond(mean, standard_error, pairs)]
+    first = 1 + sum(mean is not None and mean < 0 for mean in beyond)
+    last = len(all_values) - sum(mean is not None and mean > 0 for mean in beyond)
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _paired(values: Mapping[int, float], others: Mapping[int, float]) -> tuple[float | None, float | None, int]:
+    """The mean difference of pairs of one seed, its standard error, and how many they are."""
     differences = [value - others[seed] for seed, value in values.items() if seed in others]
     mean = statistics.fmean(differences) if differences else None
-    return _difference(mean, _standard_error(differences), len(differences))
+    return mean, _standard_error(differences), len(differences)
 
 
 def _difference(mean: float | None, standard_error: float | None, pairs: int) -> str:
     text = with_spread(mean, standard_error, sign=True)
-    beyond = (standard_error or 0) * _ERRORS < abs(mean or 0) and pairs >= _PAIRS
-    return f"**{text}**" if beyond else text
+    return f"**{text}**" if _is_beyond(mean, standard_error, pairs) else text
+
+
+def _is_beyond(mean: float | None, standard_error: float | None, pairs: int) -> bool:
+    """Whether a difference is more than chance."""
+    return pairs >= _PAIRS and (standard_error or 0) * _ERRORS < abs(mean or 0)
 
 
 def _standard_error(values: Sequence[float]) -> float | None:
