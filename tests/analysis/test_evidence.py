@@ -6,6 +6,7 @@ import pytest
 from run_support import tiny
 
 from klformer.analysis.evidence import recommend as recommending
+from klformer.analysis.evidence.chart import draw
 from klformer.analysis.evidence.command import EvidenceAnalysis, markdown, run
 from klformer.analysis.evidence.measure import comparisons, measured
 from klformer.analysis.evidence.recommend import Needs, recommend, relative_work
@@ -55,8 +56,23 @@ def test_evidence_of_runs(tmp_path, capsys):
     assert (learned["attention"], frozen["attention"]) == (row["attention"], "gmm-rks:frozen=true,num_frequencies=8")
     assert (learned["value"], frozen["value"]) == (row["learned"], row["frozen"])
     assert learned["steps"] == 1
+    assert (tmp_path / "out" / "evidence.png").stat().st_size > 10_000
     with pytest.raises(ArgumentError, match="no finished run"):
         run(EvidenceAnalysis(runs=(tmp_path / "nothing",)))
+
+
+def test_every_setting_has_a_panel_with_its_attentions():
+    found = [
+        *numbers("gmm-rks", {0: 1.0, 1: 3.0}),
+        *numbers("gmm-rks:frozen=true", {0: 0.5}),
+        *numbers("softmax", {0: 9.0}),
+    ]
+    found += numbers("gmm-rks:frozen=true,redraw=false", {0: 2.0}, setting="other: accuracy, %")
+    figure = draw([comparison.as_row() for comparison in comparisons(found)])
+    first, second = figure.axes
+    assert [label.get_text() for label in first.get_yticklabels()] == ["gmm-rks", "softmax"]
+    assert (second.get_title(loc="left"), second.get_xlabel()) == ("other", "accuracy, %")
+    assert [label.get_text() for label in second.get_yticklabels()] == ["gmm-rks, kept"]
 
 
 @pytest.fixture

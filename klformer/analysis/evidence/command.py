@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from klformer.analysis.evidence.chart import draw
 from klformer.analysis.evidence.measure import Measured, comparisons, measured
 from klformer.analysis.evidence.tables import learned_or_frozen
 from klformer.analysis.kernel.planted import held_out_pairs, planted_error
@@ -53,7 +54,7 @@ class EvidenceAnalysis:
 
 
 def run(options: EvidenceAnalysis) -> None:
-    """Write evidence.json, evidence.csv and evidence.md, runs.json and runs.csv, and print the table.
+    """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs.csv, and print the table.
 
     Raises:
         ArgumentError: there is no finished run.
@@ -66,13 +67,13 @@ def run(options: EvidenceAnalysis) -> None:
     numbers = [number for _, found in by_run for number in found]
     rows = [comparison.as_row() for comparison in comparisons(numbers)]
     settings = {"runs": len(folders), "draws": draws}
-    write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings)
+    write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings, figure=draw(rows))
     runs = [_run_row(folder, number) for folder, found in by_run for number in found]
     write_results(options.out, "runs", caption=RUNS_CAPTION, rows=runs, settings=settings)
     (options.out / "evidence.md").write_text(markdown(rows))
     console = Console(width=max(140, Console().width))
     print_table(console, rows, CAPTION)
-    written = "evidence.json, .csv and .md, and runs.json and .csv with one row a run"
+    written = "evidence.json, .csv, .md, .svg and .png, and runs.json and .csv with one row a run"
     console.print(f"{written}, written to {options.out}", highlight=False)
 
 
