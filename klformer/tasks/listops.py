@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     },
     "laptop": {
-        "data": {"num_examples": 8_000, "max_len": 500, "validation_limit": 1_000},
+        "data": {"num_examples": 20_000, "max_len": 200, "validation_limit": 1_000},
         "model": {
             "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
             "dropout": 0.0, "positions": "sinusoidal",
@@ -64,7 +64,8 @@ PRESETS: Mapping[str, Preset] = {
         "optimiser": {**LRA_OPTIMISER, "learning_rate": 1e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 100},
         "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 200, "checkpoint_every": 200,
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 500, "checkpoint_every": 250,
+            "evaluation_draws": 4,
         },
         "attention": LAPTOP_ATTENTION,
     },

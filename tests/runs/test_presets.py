@@ -37,7 +37,7 @@ ATTENTIONS = {
 }
 CHECKSUMS = {
     ("listops", "paper"): "15567c1be36ab0d8",
-    ("listops", "laptop"): "fb710f94da07cc38",
+    ("listops", "laptop"): "2428489bcb8668ab",
     ("text", "paper"): "c389de27916f0de0",
     ("text", "laptop"): "1bddee24e1eee37c",
     ("retrieval", "paper"): "77e3295fc776c45e",

@@ -13,7 +13,7 @@ _COLUMNS = 2
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The means of every attention with their deviations over seeds. What has no frozen self has a colour of its own."""
+    """The means of every attention with their deviations over seeds; what has no frozen self has its own colour."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     columns = min(_COLUMNS, len(settings))
     lines = [settings[start : start + columns] for start in range(0, len(settings), columns)]
