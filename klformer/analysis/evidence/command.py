@@ -68,7 +68,7 @@ def run(options: EvidenceAnalysis) -> None:
     rows = [comparison.as_row() for comparison in comparisons(numbers)]
     settings = {"runs": len(folders), "draws": draws}
     write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings, figure=draw(rows))
-    runs = [_run_row(folder, number) for folder, found in by_run for number in found]
+    runs = [_run_row(folder, number, found[0]) for folder, found in by_run for number in found]
     write_results(options.out, "runs", caption=RUNS_CAPTION, rows=runs, settings=settings)
     (options.out / "evidence.md").write_text(markdown(rows))
     console = Console(width=max(140, Console().width))
@@ -102,8 +102,15 @@ def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
             yield measured(result, f"{setting}: error of the mean kernel", error.of_mean)
 
 
-def _run_row(folder: RunFolder, number: Measured) -> dict[str, Any]:
-    """One number of one run and what it depends on."""
+def _over_draws(result: dict[str, Any]) -> float | None:
+    """The deviation of the selecting metric over draws, None where there is one draw."""
+    metric = selecting_metric(result)
+    deviation = result["test"].get(f"{metric.name}_std")
+    return None if deviation is None or result["test"]["draws"] < 2 else metric.scaled(deviation)
+
+
+def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, Any]:
+    """One number of one run, of which `first` is the selecting metric, and what it depends on."""
     result = folder.result()
     assert result is not None, "only finished runs are asked"
     environment = result["environment"]
@@ -112,6 +119,7 @@ def _run_row(folder: RunFolder, number: Measured) -> dict[str, Any]:
         "attention": AttentionSpec.parse(result["attention"]).label(),
         "seed": number.seed,
         "value": number.value,
+        "over_draws": _over_draws(result) if number is first else None,
         "test_examples": result["test"]["num_examples"],
         "draws": result["test"]["draws"],
         "steps": result["steps"],

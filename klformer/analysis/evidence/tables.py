@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from klformer.analysis.evidence.measure import comparisons, measured
 from klformer.attention import AttentionSpec, attention_options
 
 Row = Mapping[str, Any]
@@ -24,7 +25,10 @@ _REFERENCES = ("softmax", "performer")
 
 def learned_or_frozen(rows: Sequence[Row]) -> str:
     """An attention learned, frozen, and the difference; bold where it is more than chance. Of several settings, each
-    row names its own."""
+    row names its own. Rows are comparisons, or runs, which are compared here."""
+    if "value" in rows[0]:
+        runs = (measured(row, row["setting"], row["value"]) for row in rows)
+        rows = [comparison.as_row() for comparison in comparisons(runs)]
     headings = ["attention", "draw", "seeds", "learned", "frozen", "learned - frozen"]
     several = len({row["setting"] for row in rows}) > 1
     if several:
@@ -47,20 +51,24 @@ def against_others(rows: Sequence[Row]) -> str:
     """Runs of one setting, one row each: their attentions, best first, with the standard error of their mean over
     seeds, and paired differences to the references and to the frozen self.
 
-    The rank goes from one more than there are better attentions to as many as are not worse, where better and worse
-    are marked differences.
+    Over draws: the deviation of a run's metric over draws of its frequencies, mean over seeds. The rank goes from one
+    more than there are better attentions to as many as are not worse, where better and worse are marked differences.
     """
     by_attention = _by_attention(rows)
     references = [name for name in _REFERENCES if name in by_attention]
-    headings = ["rank", "attention", "seeds", "mean", *(f"- {name}" for name in references), "- frozen self"]
+    by_draw = {name: [row["over_draws"] for row in rows if row["attention"] == name] for name in by_attention}
+    headings = ["rank", "attention", "seeds", "mean", "over draws", *(f"- {name}" for name in references)]
     lines = []
     for name, values in sorted(by_attention.items(), key=lambda found: -statistics.fmean(found[1].values())):
         others = [by_attention[reference] if reference != name else {} for reference in references]
         others.append(by_attention.get(_frozen(name) or "", {}))
         mean = with_spread(statistics.fmean(values.values()), _standard_error(list(values.values())))
         differences = (_difference(*_paired(values, other)) for other in others)
-        lines.append([_rank(values, list(by_attention.values())), f"`{name}`", str(len(values)), mean, *differences])
-    return _markdown(headings, lines)
+        over_draws = [deviation for deviation in by_draw[name] if deviation is not None]
+        spread = f"{statistics.fmean(over_draws):.2f}" if over_draws else ""
+        rank = _rank(values, list(by_attention.values()))
+        lines.append([rank, f"`{name}`", str(len(values)), mean, spread, *differences])
+    return _markdown([*headings, "- frozen self"], lines)
 
 
 def by_setting(rows: Sequence[Row]) -> str:
