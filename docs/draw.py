@@ -6,7 +6,7 @@ other pages come from `klformer analyze`, `klformer bench` and `klformer report`
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ FIGURES = Path(__file__).parent / "figures"
 EVIDENCE = Path(measure.__file__).with_name("measured.json")
 #: Made by `klformer bench attention`; the page on efficiency has the command.
 TIMES = FIGURES / "data" / "attention.json"
+SPARSITY = Path(__file__).parent / "evidence" / "data" / "sparsity.json"
 RECALL = "recall-laptop: accuracy, %"
 INK, GREEN = "#22272e", COLOURS[2]
 
@@ -33,27 +34,20 @@ def _recalled() -> list[dict[str, Any]]:
     return [row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL]
 
 
+def _summed() -> list[dict[str, Any]]:
+    """What was measured on sparsity."""
+    runs = json.loads(SPARSITY.read_text())["rows"]
+    numbers = (measure.measured(row, row["setting"], row["value"]) for row in runs)
+    return [comparison.as_row() for comparison in measure.comparisons(numbers)]
+
+
 def overview() -> Figure:
     """What learning a kernel does to accuracy, and what a kernel does to time."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE + 1, 3.5), layout="constrained", width_ratios=(1.25, 1))
-    rows = {row["attention"]: row for row in _recalled() if row["draw"] != "kept"}
-    learned = ["gmm-prf", "fastfood-prf", "generative-prf", "gmm-rks"]
-    names = ["performer", *learned, "softmax"]
-    for place, name in enumerate(names):
-        row = rows[name]
-        if name in learned:
-            _bar(left, place - 0.2, row["frozen"], FROZEN)
-            _bar(left, place + 0.2, row["learned"], LEARNED)
-        else:
-            _bar(left, place, row["learned"], FIXED if name == "performer" else TRUTH, width=0.5)
-    kinds = {"fixed": FIXED, "frozen at its start": FROZEN, "learned": LEARNED, "softmax": TRUTH}
-    for kind, colour in kinds.items():
-        left.bar([0], [0], color=colour, label=kind)
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=4, handlelength=1, columnspacing=1)
-    left.set_xticks(range(len(names)), names, rotation=20)
-    left.set_ylim(0, 112)
-    left.set_ylabel("accuracy, %")
-    left.set_title("Recall of 16 pairs, three seeds")
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(WIDE + 5, 3.8), layout="constrained", width_ratios=(1.2, 1.2, 1)
+    )
+    _learned_beside_frozen(left, _recalled(), "Recall of 16 pairs, three seeds")
+    _learned_beside_frozen(middle, _summed(), "Sums of 64 positions, three seeds")
     measured = json.loads(TIMES.read_text())
     lines: dict[str, list[tuple[float, float]]] = {}
     for result in measured["results"]:
@@ -65,12 +59,33 @@ def overview() -> Figure:
     right.set_ylabel("seconds")
     right.set_title("Forward and backward, one core")
     right.legend()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=4, handlelength=1)
     return figure
+
+
+def _learned_beside_frozen(axes: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    by_name = {row["attention"]: row for row in rows if row["draw"] != "kept"}
+    learned = [f"{name}-{map_}" for map_ in ("prf", "rks") for name in ("gmm", "fastfood", "generative")]
+    names = ["performer", *learned, "softmax"]
+    for place, name in enumerate(names):
+        row = by_name[name]
+        if name in learned:
+            _bar(axes, place - 0.2, row["frozen"], FROZEN)
+            _bar(axes, place + 0.2, row["learned"], LEARNED)
+        else:
+            _bar(axes, place, row["learned"], FIXED if name == "performer" else TRUTH, width=0.5)
+    kinds = {"fixed": FIXED, "frozen at its start": FROZEN, "learned": LEARNED, "softmax": TRUTH}
+    for kind, colour in kinds.items():
+        axes.bar([0], [0], color=colour, label=kind)
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_ylim(0, 112)
+    axes.set_ylabel("accuracy, %")
+    axes.set_title(title)
 
 
 def _bar(axes: Axes, place: float, value: float, colour: str, width: float = 0.38) -> None:
     axes.bar(place, value, width, color=colour)
-    axes.text(place, value + 1.5, f"{value:.0f}", ha="center", fontsize=9)
+    axes.text(place, value + 1.5, f"{value:.0f}", ha="center", fontsize=8)
 
 
 def architecture() -> Figure:
