@@ -70,10 +70,13 @@ def _learned_beside_frozen(axes: Axes, rows: Sequence[Mapping[str, Any]], title:
     for place, name in enumerate(names):
         row = by_name[name]
         if name in learned:
-            _bar(axes, place - 0.2, row["frozen"], FROZEN)
-            _bar(axes, place + 0.2, row["learned"], LEARNED)
+            frozen, trained = row["frozen"], row["learned"]
+            same = round(frozen) == round(trained)  # one number for both, in the middle
+            _bar(axes, place - 0.2, frozen, FROZEN, label=(place, "center") if same else (place - 0.02, "right"))
+            _bar(axes, place + 0.2, trained, LEARNED, label=None if same else (place + 0.02, "left"))
         else:
-            _bar(axes, place, row["learned"], FIXED if name == "performer" else TRUTH, width=0.5)
+            colour = FIXED if name == "performer" else TRUTH
+            _bar(axes, place, row["learned"], colour, width=0.5, label=(place, "center"))
     kinds = {"fixed": FIXED, "frozen at its start": FROZEN, "learned": LEARNED, "softmax": TRUTH}
     for kind, colour in kinds.items():
         axes.bar([0], [0], color=colour, label=kind)
@@ -83,9 +86,13 @@ def _learned_beside_frozen(axes: Axes, rows: Sequence[Mapping[str, Any]], title:
     axes.set_title(title)
 
 
-def _bar(axes: Axes, place: float, value: float, colour: str, width: float = 0.38) -> None:
+def _bar(
+    axes: Axes, place: float, value: float, colour: str, *, width: float = 0.38, label: tuple[float, str] | None
+) -> None:
+    """A bar, and its value at a place and a side of it, if it has one."""
     axes.bar(place, value, width, color=colour)
-    axes.text(place, value + 1.5, f"{value:.0f}", ha="center", fontsize=8)
+    if label is not None:
+        axes.text(label[0], value + 1.5, f"{value:.0f}", ha=label[1], fontsize=9)
 
 
 def architecture() -> Figure:
