@@ -46,7 +46,7 @@ def test_where_names_what_each_task_of_a_preset_reads(home, capsys):
         return lines["listops"], lines["sparsity"]
 
     listops, sparsity = places(tasks=task_names())
-    assert "train8000-len500-seed0 (will be generated)" in listops
+    assert "train20000-len200-seed0 (will be generated)" in listops
     assert "sparsity0.5-50000x64-seed0 (will be generated)" in sparsity
     listops, sparsity = places("--preset", "paper", tasks=PAPER)
     assert "train96000-len2000-seed0" in listops
@@ -58,9 +58,9 @@ def test_where_names_what_each_task_of_a_preset_reads(home, capsys):
 def test_where_applies_options_to_the_tasks_that_have_them(home, capsys):
     out = run(capsys, "data", "where", "--data.num-examples", "450", "--data.seed", "3")
     assert [line.split()[0] for line in out.splitlines()] == task_names()
-    assert "train450-len500-seed3" in out
+    assert "train450-len200-seed3" in out
     assert "sparsity0.5-450x64-seed3" in out
-    assert "train96000-len500-seed0" in run(capsys, "data", "where", "--data.num-examples", "None")
+    assert "train96000-len200-seed0" in run(capsys, "data", "where", "--data.num-examples", "None")
     error = fails(capsys, 2, "data", "where", "--task", "text", "--data.num-examples", "450")
     assert "--data.num-examples" in error
 
@@ -118,5 +118,5 @@ def test_help_shows_the_settings_of_the_preset(capsys):
     with pytest.raises(SystemExit):
         main(["data", "--task", "listops", "--help"])
     out = capsys.readouterr().out
-    assert "(default: 8000)" in out
+    assert "(default: 20000)" in out
     assert "(default: laptop)" in out

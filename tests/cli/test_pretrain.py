@@ -58,7 +58,12 @@ def test_a_task_starts_from_a_pretrained_run(texts, capsys):
     assert "model.ffn_dim is 16, in the run 8 (--model.ffn-dim)" in error
     error = fails(capsys, 1, *fine[:-1], "--name=soft", f"--init-from={texts / 'pre'}", "--attention=softmax")
     assert "attention is softmax, in the run fastfood-prf" in error
-    error = fails(capsys, 1, *fine[:-1], "--name=long", f"--init-from={texts / 'pre'}", "--data.max-len=30")
+
+
+def test_learned_positions_end_where_pretraining_did(texts, capsys):
+    run(capsys, *pretrain(texts, "pre"), "--model.positions=learned")
+    fine = ["train", "--task=csv", f"--data.train={texts / 'rows.csv'}", f"--out={texts}", *SHORT, "--name=long"]
+    error = fails(capsys, 1, *fine, f"--init-from={texts / 'pre'}", "--data.max-len=30")
     assert "sequences must not be longer than the run's (--data.max-len)" in error
 
 
