@@ -139,14 +139,14 @@ class SpectralOperands:
         """What `tensors()` and `map_code` were made of."""
         named = dict(zip(names, tensors, strict=True))
         feature_map, *envelope = map_code.split()
-        simplex = "simplex" in envelope
+        norms = [float(word) for word in envelope if word != "simplex"]
         kernel = SpectralKernel(
             FEATURE_MAPS[feature_map],
             omega=named.get("omega"),
             pair_offset=named.get("pair_offset"),
             frequency_bias=named.get("frequency_bias"),
             smoothing=named.get("smoothing"),
-            simplex=simplex,
+            simplex="simplex" in envelope,
         )
         return SpectralOperands(
             kernel,
@@ -156,7 +156,7 @@ class SpectralOperands:
             key_mask=named.get("key_mask"),
             key_bias=named.get("key_bias"),
             causal=causal,
-            norm_coefficient=sum(float(word) for word in envelope[simplex:]),
+            norm_coefficient=norms[0] if norms else 0.0,
         )
 
 
