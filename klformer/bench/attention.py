@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from klformer.attention import attention_names, attention_options, build_attention
+from klformer.attention import attention_capabilities, attention_names, attention_options, build_attention
 from klformer.bench.measure import (
     as_flags,
     both_times,
@@ -163,8 +163,17 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
             with console.status(f"L={length:,}: memory of {name}"):
                 memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
         clocks = {"seconds": spread(seconds), "processor": spread(processor)}
-        results.append({"name": name, "length": length, **clocks, "memory": memory})
+        least = result_and_gradients(name, sizes)
+        results.append({"name": name, "length": length, **clocks, "memory": memory, "result_and_gradients": least})
     return results
+
+
+def result_and_gradients(name: str, sizes: AttentionSizes) -> int:
+    """Bytes of what `forward_and_backward` has to hand out, but for the gradients of parameters: the result, and the
+    gradients of the values and of those of queries and keys that the attention looks at."""
+    can = attention_capabilities(name)
+    tensors = 2 + can.uses_queries + can.uses_keys
+    return tensors * sizes.batch * sizes.heads * sizes.length * sizes.head_dim * torch.float32.itemsize
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -228,6 +237,8 @@ def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) ->
     if beside_softmax:
         table.add_column("faster than softmax", justify="right")
         table.add_column("softmax / it, longest", justify="right")
+    if not timed:
+        table.add_column("of result and gradients, longest", justify="right")
     for row in report["summary"]:
         values = _values(report["results"], row["name"], quantity)
         cells = [f"{value * scale:,.0f}" for value in values]
@@ -236,6 +247,9 @@ def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) ->
             softmax = _values(report["results"], "softmax", quantity)
             beside = _beside_softmax(options.lengths, values, None if row["name"] == "softmax" else softmax)
             cells += [str(beside["faster_than_softmax"] or ""), f"{softmax[-1] / values[-1]:.1f}x"]
+        if not timed:
+            longest = options.sizes(options.lengths[-1])
+            cells.append(f"{values[-1] / result_and_gradients(row['name'], longest):.2f}x")
         table.add_row(row["name"], *cells)
     return table
 

@@ -212,7 +212,9 @@ def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monke
     for row in report["results"]:
         assert 0 < row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"]
         assert row["memory"] >= 0
+        assert row["result_and_gradients"] == 4 * row["length"] * 4 * 4  # tensors, tokens, head size, bytes
     assert [row["name"] for row in report["summary"]] == ["softmax", "gmm-prf"]
+    assert "of result and gradients" in out
     assert "softmax / it" in out
     assert "freed memory kept" in out
     assert all(row["seconds_kept"]["median"] > 0 for row in report["results"])
@@ -224,6 +226,13 @@ def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monke
 @pytest.mark.parametrize("name", klformer.attention_names())
 def test_every_attention_can_be_measured(name):
     forward_and_backward_of_attention(name, AttentionSizes(length=70, heads=2, head_dim=4, num_frequencies=4))()
+
+
+@pytest.mark.parametrize("name", ["gmm-rks", "gmm-prf"])
+def test_a_kernel_takes_hardly_more_than_its_result_and_gradients(name):
+    sizes = AttentionSizes(length=16_384)
+    peak = int(measure.in_own_process(["attention-memory", "--name", name, *measure.as_flags(vars(sizes), "sizes.")]))
+    assert peak < 1.1 * attention.result_and_gradients(name, sizes)
 
 
 def test_an_unknown_attention_is_named():

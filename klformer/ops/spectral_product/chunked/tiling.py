@@ -44,9 +44,12 @@ class Cut:
 
 
 def cut(operands: SpectralOperands, *, chunk: int | None = None, width: int | None = None) -> Cut:
-    """Pieces whose features, or `width` numbers a token, fit the budget of the device; `chunk` tokens each if given."""
+    """Pieces whose numbers fit the budget of the device, `width` of them a token; `chunk` tokens each if given."""
     budget = _budget(operands.q.device)
-    per_token = (operands.num_features if width is None else width) * operands.dtype.itemsize
+    if width is None:
+        # Pairs of frequencies double the values instead of the features, and chunks have several copies of them.
+        width = operands.num_features + (0 if operands.kernel.pair_offset is None else operands.value_columns)
+    per_token = width * operands.dtype.itemsize
     rows = max(1, operands.q.shape[0] * operands.q.shape[1])
     if chunk is None:
         on_cpu = operands.q.device.type == "cpu"
