@@ -228,10 +228,14 @@ def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) ->
         "seconds_kept": "time, freed memory kept",
     }.get(quantity, "peak memory above the operands")
     shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
-    table = Table(title=f"forward + backward, {what}, {unit}, {shape}")
+    title = f"forward + backward, {what}, {unit}, {shape}"
+    caption = f"medians of {options.repeats} rounds" if timed else "in processes that give memory back at once"
+    table = Table(title=title, caption=f"{caption}; {report['environment']['machine']}")
     table.add_column("attention")
     for length in options.lengths:
         table.add_column(f"L={length:,}", justify="right")
+    if timed:
+        table.add_column("lowest to highest, longest", justify="right")
     table.add_column("grows as", justify="right")
     beside_softmax = timed and "softmax" in options.attentions
     if beside_softmax:
@@ -242,14 +246,21 @@ def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) ->
     for row in report["summary"]:
         values = _values(report["results"], row["name"], quantity)
         cells = [f"{value * scale:,.0f}" for value in values]
+        if timed:
+            longest = next(
+                result[quantity]
+                for result in report["results"]
+                if result["name"] == row["name"] and result["length"] == options.lengths[-1]
+            )
+            cells.append(f"{longest['low'] * scale:,.0f} to {longest['high'] * scale:,.0f}")
         cells.append(show_power(growth_power(options.lengths, values)))
         if beside_softmax:
             softmax = _values(report["results"], "softmax", quantity)
             beside = _beside_softmax(options.lengths, values, None if row["name"] == "softmax" else softmax)
             cells += [str(beside["faster_than_softmax"] or ""), f"{softmax[-1] / values[-1]:.1f}x"]
         if not timed:
-            longest = options.sizes(options.lengths[-1])
-            cells.append(f"{values[-1] / result_and_gradients(row['name'], longest):.2f}x")
+            least = result_and_gradients(row["name"], options.sizes(options.lengths[-1]))
+            cells.append(f"{values[-1] / least:.2f}x")
         table.add_row(row["name"], *cells)
     return table
 

@@ -5,8 +5,7 @@ is as long as what came before. That cache is given every advantage: its memory 
 writes one row and reads the rest.
 """
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_capabilities, attention_options, build_attention
-from klformer.bench.measure import both_times
+from klformer.bench.measure import both_times, spread, with_spread
 from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
 from klformer.files import write_json
 
 SOFTMAX = "softmax, preallocated cache"
+CAPTION = "median (lowest to highest) of rounds; a kernel's step costs the same at every position"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def run(options: DecodeBench) -> None:
     for name in options.attentions:
         if not attention_capabilities(name).decoding:
             raise ArgumentError(f"attentions: {name!r} can't decode step by step")
-    console = Console(width=max(112, Console().width))
+    console = Console(width=max(140, Console().width))
     environment = describe_machine()
     console.print(f"klformer decoding benchmark, {environment['date']}, {environment['machine']}")
     results = []
@@ -69,14 +69,12 @@ def run(options: DecodeBench) -> None:
         with console.status(f"B={batch}"):
             times = both_times(subjects, repeats=options.repeats)
         for name, (wall, processor) in times.items():
-            tokens = options.steps * batch
             results.append(
                 {
                     "name": name,
                     "batch": batch,
-                    "tokens_per_second": tokens / statistics.median(wall),
-                    "tokens_per_processor_second": tokens / statistics.median(processor),
-                    "microseconds_a_step": 1e6 * statistics.median(processor) / options.steps,
+                    "tokens_per_second": spread([options.steps * batch / seconds for seconds in wall]),
+                    "processor_microseconds_a_step": spread([1e6 * seconds / options.steps for seconds in processor]),
                 }
             )
     console.print(_table(options, results))
@@ -86,9 +84,9 @@ def run(options: DecodeBench) -> None:
 
 
 def _subjects(options: DecodeBench, batch: int) -> dict[str, Callable[[], object]]:
-    """Rounds of steps by name."""
-    shape = (batch, options.heads, 1, options.head_dim)
-    q, k, v = (torch.randn(shape) for _ in range(3))
+    """Rounds of steps by name. Every step has tokens of its own: a state is not rescaled for one that it has seen."""
+    shape = (options.steps, 3, batch, options.heads, 1, options.head_dim)
+    tokens = [tuple(token) for token in torch.randn(shape)]
     subjects: dict[str, Callable[[], object]] = {}
     for name in options.attentions:
         chosen = {"num_frequencies": options.num_frequencies} if "num_frequencies" in attention_options(name) else {}
@@ -96,26 +94,25 @@ def _subjects(options: DecodeBench, batch: int) -> dict[str, Callable[[], object
         for label, state in (("prepared", mechanism.prepare_decoding(batch)), ("step", mechanism.initial_state(batch))):
 
             def steps(mechanism: Any = mechanism, state: Any = state) -> None:
-                for _ in range(options.steps):
+                for q, k, v in tokens:
                     _, state = mechanism.step(q, k, v, state)
 
             subjects[f"{name}, {label}"] = steps
     for position in options.positions:
         if 8 * batch * options.heads * position * options.head_dim <= options.memory_limit * 2**30:
-            subjects[f"{SOFTMAX}, {position:,}"] = _cached_softmax(options, batch, position, (q, k, v))
+            subjects[f"{SOFTMAX}, {position:,}"] = _cached_softmax(options, batch, position, tokens)
     return subjects
 
 
 def _cached_softmax(
-    options: DecodeBench, batch: int, position: int, token: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    options: DecodeBench, batch: int, position: int, tokens: Sequence[tuple[torch.Tensor, ...]]
 ) -> Callable[[], None]:
     """Steps at a position, with a cache whose memory is there from the start."""
-    q, k, v = token
     room = (batch, options.heads, position + options.steps, options.head_dim)
     keys, values = torch.zeros(room), torch.zeros(room)
 
     def steps() -> None:
-        for index in range(position, position + options.steps):
+        for index, (q, k, v) in enumerate(tokens, start=position):
             keys[:, :, index : index + 1], values[:, :, index : index + 1] = k, v
             scaled_dot_product_attention(q, keys[:, :, : index + 1], values[:, :, : index + 1])
 
@@ -124,7 +121,7 @@ def _cached_softmax(
 
 def _table(options: DecodeBench, results: list[dict[str, Any]]) -> Table:
     shape = f"H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
-    table = Table(title=f"decoding, one attention, {shape}", caption="a kernel's step costs the same at every position")
+    table = Table(title=f"decoding, one attention, {shape}, default allocator", caption=CAPTION)
     table.add_column("")
     for batch in options.batch_sizes:
         for column in (f"tokens/s, B={batch}", "processor µs a step"):
@@ -138,8 +135,8 @@ def _table(options: DecodeBench, results: list[dict[str, Any]]) -> Table:
                 ["", ""]
                 if row is None
                 else [
-                    f"{row['tokens_per_second']:,.0f}",
-                    f"{row['microseconds_a_step']:,.0f}",
+                    with_spread(row["tokens_per_second"], ",.0f"),
+                    with_spread(row["processor_microseconds_a_step"], ",.0f"),
                 ]
             )
         table.add_row(name, *cells)

@@ -22,8 +22,10 @@ from klformer.tasks import TASKS
 
 SPEED_HINT = "of forward, backward and AdamW on random inputs of full length, without reading data"
 RELATIVE_HINT = "seconds of softmax / seconds of this, of the same round; above 1 is faster"
+PROCESSOR_HINT = "the same by processor time of all threads, which other work on the machine disturbs less"
 MEMORY_HINT = "peak of a step above model, optimiser and inputs"
 TIME_RATIO_HINT = "median of the ratios of the rounds that both took part in; above 1 klformer is faster"
+KEPT_HINT = "the same in processes that keep the memory they free, which spares who writes out large tensors most"
 ROUNDS_HINT = "rounds in which time was taken; fewer for those that take long"
 MEMORY_RATIO_HINT = (
     "ratio of the medians of the peaks above the operands, lowest to highest of the pairs; above 1 klformer takes less"
@@ -39,6 +41,7 @@ def speed_table(name: str, rows: Sequence[ModelRow]) -> Table:
         Column("attention", numeric=False),
         Column("steps / s", "here", hint=SPEED_HINT),
         Column("relative to softmax", "here", hint=RELATIVE_HINT),
+        Column("relative, processor", "here", hint=PROCESSOR_HINT),
         Column("MiB", "here", hint=MEMORY_HINT),
     )
     cells = tuple(_speed_row(row) for row in sorted(rows, key=lambda row: attention_order(row.attention)))
@@ -49,9 +52,9 @@ def speed_table(name: str, rows: Sequence[ModelRow]) -> Table:
 def _speed_row(row: ModelRow) -> tuple[Cell, ...]:
     attention = words(row.attention, code=True)
     if row.not_run:
-        return (attention, Cell(f"not run: {row.not_run}", wrap=True), MISSING, MISSING)
-    memory = _mebibytes(row.memory)
-    return (attention, _spread(row.speed, _three_digits), _spread(row.relative, "{:.2f}".format), memory)
+        return (attention, Cell(f"not run: {row.not_run}", wrap=True), MISSING, MISSING, MISSING)
+    relative = (_spread(each, "{:.2f}".format) for each in (row.relative, row.relative_processor))
+    return (attention, _spread(row.speed, _three_digits), *relative, _mebibytes(row.memory))
 
 
 def _describe_step(row: ModelRow) -> str:
@@ -130,7 +133,8 @@ def attention_table(name: str, benchmark: AttentionBenchmark) -> Table:
     """Memory and time of every attention at every length."""
     lengths = sorted({row.length for row in benchmark.rows})
     by_place = {(row.name, row.length): row for row in benchmark.rows}
-    titles = ("memory above the operands, MiB", "time, ms")
+    kept = any(row.seconds_kept is not None for row in benchmark.rows)
+    titles = ("memory above the operands, MiB", "time, ms", *(["time, freed memory kept, ms"] if kept else []))
     columns = [Column("attention", numeric=False)]
     columns += [Column(f"{length:,}", "here", title) for title in titles for length in lengths]
     rows = []
@@ -138,6 +142,8 @@ def attention_table(name: str, benchmark: AttentionBenchmark) -> Table:
         mine = [by_place.get((attention, length)) for length in lengths]
         memory = [None if row is None or row.memory is None else row.memory / MEBIBYTE for row in mine]
         times = [_spread(None if row is None else row.seconds, "{:,.1f}".format, 1e3) for row in mine]
+        if kept:
+            times += [_spread(None if row is None else row.seconds_kept, "{:,.1f}".format, 1e3) for row in mine]
         rows.append((words(attention, code=True), *(number(value, "{:,.1f}") for value in memory), *times))
     title = "Forward and backward of one attention, by length in tokens"
     return Table(name, title, tuple(columns), tuple(rows), stacked=True)
@@ -151,6 +157,7 @@ def comparison_table(name: str, benchmark: PeerBenchmark) -> Table:
         Column("klformer", numeric=False),
         Column("tokens"),
         Column("time", "here", ratios, hint=TIME_RATIO_HINT),
+        Column("time, freed memory kept", "here", ratios, hint=KEPT_HINT),
         Column("rounds", "here", ratios, hint=ROUNDS_HINT),
         Column("memory", "here", ratios, hint=MEMORY_RATIO_HINT),
         Column("same results", numeric=False, hint="relative RMS difference, in single precision"),
@@ -161,6 +168,7 @@ def comparison_table(name: str, benchmark: PeerBenchmark) -> Table:
             words(row.ours, code=True),
             number(row.length, "{:,}"),
             _spread(row.time, "{:.2f}".format),
+            _spread(row.time_kept, "{:.2f}".format),
             number(row.rounds, "{:,}"),
             _spread(row.memory, "{:.2f}".format),
             _same(row),

@@ -38,6 +38,8 @@ class AttentionRow:
     length: float
     seconds: Spread | None
     memory: float | None
+    #: In a process that keeps the memory that it frees; None where that was not measured.
+    seconds_kept: Spread | None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class ModelRow:
     #: Steps a second, the same relative to softmax, and bytes above model, optimiser and inputs.
     speed: Spread | None
     relative: Spread | None
+    #: The same by processor time of all threads, which other work on the machine disturbs less.
+    relative_processor: Spread | None
     memory: float | None
     not_run: str
 
@@ -100,6 +104,8 @@ class Comparison:
     ours: str
     length: float
     time: Spread | None
+    #: In a process that keeps the memory that it frees; None where that was not measured.
+    time_kept: Spread | None
     #: Rounds that both took part in.
     rounds: float | None
     memory: Spread | None
@@ -152,7 +158,13 @@ def read_benchmark(path: Path) -> Benchmark:
 
 def _read_attention(content: Mapping[str, Any], path: Path) -> AttentionBenchmark:
     rows = tuple(
-        AttentionRow(str(row["name"]), _length(row, path), _spread(row, "seconds", path), finite(row.get("memory")))
+        AttentionRow(
+            name=str(row["name"]),
+            length=_length(row, path),
+            seconds=_spread(row, "seconds", path),
+            memory=finite(row.get("memory")),
+            seconds_kept=_spread(row, "seconds_kept", path),
+        )
         for row in rows_of(content, "results", ("name", "length"), path)
     )
     summary = tuple(
@@ -190,6 +202,7 @@ def _model_row(row: Mapping[str, Any], path: Path) -> ModelRow:
         batch_note=str(row.get("batch_note") or ""),
         speed=_spread(row, "steps_per_second", path),
         relative=_spread(row, "relative", path),
+        relative_processor=_spread(row, "relative_processor", path),
         memory=finite(row.get("memory")),
         not_run="" if row.get("not_run") is None else str(row["not_run"]),
     )
@@ -224,6 +237,7 @@ def _comparison(row: Mapping[str, Any], path: Path) -> Comparison:
         ours=str(row["klformer"]),
         length=_length(row, path),
         time=_spread(row, "time_ratio", path),
+        time_kept=_spread(row, "time_ratio_kept", path),
         rounds=finite(row.get("rounds")),
         memory=_spread(row, "memory_ratio", path),
         error=finite(errors.get("error")),

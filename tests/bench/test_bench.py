@@ -15,6 +15,8 @@ from klformer.bench import attention, fastfood, measure
 from klformer.bench.__main__ import main as measure_alone
 from klformer.bench.attention import AttentionSizes
 from klformer.bench.attention import forward_and_backward as forward_and_backward_of_attention
+from klformer.bench.decode import DecodeBench
+from klformer.bench.decode import run as main_of_decode
 from klformer.bench.floors import matrix_products
 from klformer.bench.measure import crossover, growth, in_own_process, log_log_slope, median_times
 from klformer.bench.sizes import Sizes
@@ -238,6 +240,28 @@ def test_a_kernel_takes_hardly_more_than_its_result_and_gradients(name):
 def test_an_unknown_attention_is_named():
     with pytest.raises(ValueError, match=r"attentions must be one of .* got 'sofmax'; did you mean 'softmax'"):
         attention.run(attention.AttentionBench(attentions=("sofmax",)))
+
+
+def test_decoding_is_measured(tmp_path, capsys):
+    sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--positions", "8", "--steps", "3"]
+    target = tmp_path / "decode.json"
+    arguments = ["--attentions", "gmm-prf", "linear-elu", "--batch-sizes", "1", "2", "--repeats", "2", *sizes]
+    out = run_bench(capsys, "decode", *arguments, "--json", str(target))
+    rows = json.loads(target.read_text())["results"]
+    kinds = [f"{name}, {kind}" for name in ("gmm-prf", "linear-elu") for kind in ("prepared", "step")]
+    assert [(row["batch"], row["name"]) for row in rows] == [
+        (batch, name) for batch in (1, 2) for name in (*kinds, "softmax, preallocated cache, 8")
+    ]
+    for row in rows:
+        assert 0 < row["tokens_per_second"]["low"] <= row["tokens_per_second"]["high"]
+        assert row["processor_microseconds_a_step"]["median"] > 0
+    assert "lowest to highest" in out
+    assert "default allocator" in out
+
+
+def test_an_attention_without_steps_is_refused():
+    with pytest.raises(ValueError, match="attentions: 'linformer' can't decode step by step"):
+        main_of_decode(DecodeBench(attentions=("linformer",)))
 
 
 def test_lengths_out_of_order_are_refused():

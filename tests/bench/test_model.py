@@ -10,7 +10,7 @@ from klformer.bench import measure
 from klformer.bench.model import command
 from klformer.bench.model.batch import GIBIBYTE
 from klformer.bench.model.command import CPU_BATCH_SIZES, PAPER_ATTENTIONS, ModelBench
-from klformer.bench.model.step import MATERIALISED, ModelStep, configuration, in_own_process, measure_step
+from klformer.bench.model.step import MATERIALISED, ModelStep, Seconds, configuration, in_own_process, measure_step
 from klformer.cli.main import main
 from klformer.memory import MEBIBYTE
 from klformer.tasks import TASKS
@@ -36,7 +36,8 @@ class Processes:
         if step.steps == 0:
             return self.memory(step)
         number = sum(earlier == step for earlier in self.steps) - 1
-        return SECONDS.get(step.attention, [1.0] * 9)[number]
+        wall = SECONDS.get(step.attention, [1.0] * 9)[number]
+        return Seconds(wall, processor=2 * wall if step.attention == "softmax" else wall)
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ class Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize("attention", [MATERIALISED, *PAPER_ATTENTIONS])
 def test_a_step_of_every_attention_can_be_measured(attention):
-    assert measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=1, device="cpu")) > 0
+    assert min(measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=1, device="cpu"))) > 0
     assert measure_step(ModelStep("image", attention, batch_size=2, length=8, steps=0, device="cpu")) >= 0
 
 
@@ -83,6 +84,20 @@ def test_models_are_those_of_the_papers_tables(task):
     assert config.attention.options["num_frequencies"] == fastfood["num_frequencies"]
     assert config.data.max_len == 8
     measure_step(ModelStep(task, "fastfood-prf", 1, length=8, steps=1, device="cpu"))
+
+
+def test_models_are_those_of_a_laptop_where_asked_for(capsys):
+    arguments = ["--tasks", "text", "--attentions", "softmax", "--lengths", "--repeats", "1", "--steps", "1"]
+    main(["bench", "model", "--preset", "laptop", *arguments, "--max-len", "8", "--batch-size", "2"])
+    out = capsys.readouterr().out
+    assert "2 sequences (preset laptop has 32) of 8 tokens" in out
+    assert "default allocator" in out
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [(None, "mean"), ("cls", "cls")])
+def test_the_classifier_may_see_something_else(pooling, expected):
+    step = ModelStep("text", "softmax", 1, length=8, steps=0, device="cpu", preset="laptop", pooling=pooling)
+    assert configuration(step).model.pooling == expected
 
 
 def test_scores_are_written_out_where_asked_for():
@@ -104,10 +119,11 @@ def test_memory_is_the_same_every_time():
 
 def test_time_is_measured_in_a_process_that_may_keep_its_memory(monkeypatch):
     asked = []
-    monkeypatch.setattr(measure, "in_own_process", lambda *a, **k: asked.append((a, k)) or "0.25\n")
+    answers = iter(["[0.25, 0.5]\n", "1024\n"])
+    monkeypatch.setattr(measure, "in_own_process", lambda *a, **k: asked.append((a, k)) or next(answers))
     options = {"task": "image", "attention": "fastfood-prf", "batch_size": 1, "length": 8, "device": "cpu"}
-    assert in_own_process(ModelStep(**options, steps=1)) == 0.25
-    assert in_own_process(ModelStep(**options, steps=0)) == 0.25
+    assert in_own_process(ModelStep(**options, steps=1)) == Seconds(0.25, 0.5)
+    assert in_own_process(ModelStep(**options, steps=0)) == 1024
     flags = ["--task", "image", "--attention", "fastfood-prf", "--batch-size", "1", "--length", "8"]
     timed, weighed = (
         (
@@ -136,6 +152,7 @@ def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     ]
     row = report["speed"][1]
     assert row["relative"] == {"median": 2.0, "low": 1.0, "high": 4.0}
+    assert row["relative_processor"] == {"median": 4.0, "low": 2.0, "high": 8.0}
     assert row["steps_per_second"] == {"median": 2.0, "low": 0.25, "high": 2.0}
     assert row["memory"] == 2 * MEBIBYTE
     assert report["speed"][0]["relative"]["high"] == 1

@@ -22,7 +22,7 @@ from klformer.attention import build_attention
 from klformer.bench.measure import spread
 from klformer.bench.model.batch import GIBIBYTE, Batch, choose_batch
 from klformer.bench.model.output import draw_length, draw_speed, say_length, say_speed
-from klformer.bench.model.step import MATERIALISED, ModelStep, in_own_process
+from klformer.bench.model.step import MATERIALISED, ModelStep, Seconds, in_own_process
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
 from klformer.files import write_json
@@ -60,6 +60,8 @@ class ModelBench:
     """Tasks of the table of speed; none to leave it out."""
     preset: Literal["paper", "laptop"] = "paper"
     """Whose models: the paper's, or those of the preset for a laptop, with its batches and lengths."""
+    pooling: Literal["cls", "mean"] | None = None
+    """What the classifier sees: CLS, of which the last layer needs one query, or the mean. Default: the preset's."""
     attentions: tuple[str, ...] = PAPER_ATTENTIONS
     """Attentions, with options after a colon; softmax-materialised is softmax with its scores written out."""
     batch_size: int | Literal["paper"] | None = None
@@ -93,7 +95,7 @@ def run(options: ModelBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
     _check(options)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    console = make_console(112)
+    console = make_console(136)
     environment = describe_machine()
     if device == "cuda":
         environment["device"] = torch.cuda.get_device_name()
@@ -130,9 +132,9 @@ def _check(options: ModelBench) -> None:
             check_count(option, value)
 
 
-def _rounds(steps: Sequence[ModelStep], repeats: int, console: Console) -> dict[ModelStep, list[float] | str]:
-    """What every round found for each step, or why the first that failed did."""
-    found: dict[ModelStep, list[float] | str] = {step: [] for step in steps}
+def _rounds(steps: Sequence[ModelStep], repeats: int, console: Console) -> dict[ModelStep, list[Any] | str]:
+    """What every round found for each step, seconds or bytes, or why the first that failed did."""
+    found: dict[ModelStep, list[Any] | str] = {step: [] for step in steps}
     for index in range(repeats):
         for step in steps:
             before = found[step]
@@ -157,7 +159,7 @@ def _measure_task(
     own_length = TASKS[task].default_max_len if options.preset == "paper" else table["data"].get("max_len")
     length = options.max_len or own_length or TASKS[task].default_max_len
     paper_batch = PAPER_BATCH_SIZES[task] if options.preset == "paper" else table["training"]["batch_size"]
-    paper = ModelStep(task, "", paper_batch, length, 0, device, options.preset)
+    paper = ModelStep(task, "", paper_batch, length, 0, device, options.preset, options.pooling)
     batch = _choose_batch(options, paper, console)
     steps = {
         name: replace(paper, attention=name, batch_size=batch.size, steps=options.steps) for name in options.attentions
@@ -173,17 +175,31 @@ def _measure_task(
             "paper_batch_size": paper_batch,
             "batch_note": batch.note,
             "relative": None,
+            "relative_processor": None,
             "preset": options.preset,
         }
         rounds = seconds.get(step, taken)
         if isinstance(rounds, str):
             row |= {"not_run": rounds}
         else:
-            row |= {"seconds": spread(rounds), "steps_per_second": spread([1 / mine for mine in rounds])}
+            row |= {
+                "seconds": spread([mine.wall for mine in rounds]),
+                "processor": spread([mine.processor for mine in rounds]),
+                "steps_per_second": spread([1 / mine.wall for mine in rounds]),
+            }
             if not isinstance(softmax, str):
-                row["relative"] = spread([theirs / mine for theirs, mine in zip(softmax, rounds, strict=True)])
+                row |= _beside(softmax, rounds)
         rows.append(row)
     return rows
+
+
+def _beside(softmax: Sequence[Seconds], rounds: Sequence[Seconds]) -> dict[str, Any]:
+    """How many times as fast as softmax, round by round."""
+    pairs = list(zip(softmax, rounds, strict=True))
+    return {
+        "relative": spread([theirs.wall / mine.wall for theirs, mine in pairs]),
+        "relative_processor": spread([theirs.processor / mine.processor for theirs, mine in pairs]),
+    }
 
 
 def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Batch:
@@ -195,9 +211,11 @@ def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Ba
         step = replace(paper, attention=attention, batch_size=batch_size)
         with console.status(f"does it fit: {step.describe()}"):
             try:
-                return in_own_process(step)
+                found = in_own_process(step)
             except RuntimeError:
                 return math.inf
+            assert not isinstance(found, Seconds), "a step without rounds is one whose memory is taken"
+            return found
 
     most = None
     if options.max_batch_size is not None:
@@ -213,7 +231,7 @@ def _measure_lengths(options: ModelBench, device: Literal["cpu", "cuda"], consol
     last: dict[str, dict[str, Any]] = {}
     for length in sorted(options.lengths):
         steps = {
-            name: ModelStep(LENGTH_TASK, name, 1, length, 0, device, options.preset)
+            name: ModelStep(LENGTH_TASK, name, 1, length, 0, device, options.preset, options.pooling)
             for name in options.length_attentions
         }
         reasons = {name: _reason_to_skip(options, name, length, last.get(name)) for name in steps}
@@ -249,7 +267,7 @@ def _is_quadratic(name: str) -> bool:
     return "^2" in build_attention(config.name, num_heads=1, head_dim=2, max_len=4).cost
 
 
-def _row(step: ModelStep, memory: list[float] | str) -> dict[str, Any]:
+def _row(step: ModelStep, memory: list[Any] | str) -> dict[str, Any]:
     """A step and the bytes it takes, or why it was not run."""
-    row: dict[str, Any] = asdict(step) | {"seconds": None, "memory": None, "not_run": None}
+    row: dict[str, Any] = asdict(step) | {"seconds": None, "processor": None, "memory": None, "not_run": None}
     return row | ({"not_run": memory} if isinstance(memory, str) else {"memory": memory[0]})

@@ -15,7 +15,10 @@ from klformer.memory import MEBIBYTE
 from klformer.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.tasks import TASKS
 
-SPEED_NOTE = "times: median (lowest to highest) over processes; MiB: peak above model, optimiser and inputs"
+SPEED_NOTE = (
+    "default allocator; median (lowest to highest) over processes; processor: time of all threads; relative: softmax's "
+    "time / its own;\nMiB: peak above model, optimiser and inputs"
+)
 LENGTH_NOTE = "peak above model, optimiser and inputs"
 
 
@@ -99,15 +102,17 @@ def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
 def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table()
     table.add_column("attention")
-    for column in ("steps / s", "relative to softmax", "MiB"):
+    for column in ("steps / s", "processor s a step", "relative to softmax", "relative, processor", "MiB"):
         table.add_column(column, justify="right")
     for row in rows:
         if row["not_run"] is not None:
-            table.add_row(row["attention"], "not run", "", "")
+            table.add_row(row["attention"], "not run", *[""] * 4)
             continue
-        relative = "" if row["relative"] is None else with_spread(row["relative"], ".2f")
-        speed = with_spread(row["steps_per_second"], ".3g")
-        table.add_row(row["attention"], speed, relative, f"{row['memory'] / MEBIBYTE:,.0f}")
+        relative = [
+            "" if row[key] is None else with_spread(row[key], ".2f") for key in ("relative", "relative_processor")
+        ]
+        clocks = (with_spread(row["steps_per_second"], ".3g"), with_spread(row["processor"], ".3g"))
+        table.add_row(row["attention"], *clocks, *relative, f"{row['memory'] / MEBIBYTE:,.0f}")
     return table
 
 

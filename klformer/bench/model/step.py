@@ -1,10 +1,11 @@
 """One measurement of a whole model: the time of training steps, or the peak memory of one, alone in a process."""
 
+import json
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,6 +26,13 @@ MATERIALISED = "softmax-materialised"
 WARM_UP_LENGTH = 16
 
 
+class Seconds(NamedTuple):
+    """Of a training step: on the wall, and of the processor, all threads together."""
+
+    wall: float
+    processor: float
+
+
 @dataclass(frozen=True)
 class ModelStep:
     """Print the time of training steps of one model, or the memory of one; `model` calls this in a new process."""
@@ -43,6 +51,8 @@ class ModelStep:
     """Where to compute."""
     preset: str = "paper"
     """Preset of the model."""
+    pooling: Literal["cls", "mean"] | None = None
+    """What the classifier sees, if not as in the preset."""
 
     def describe(self) -> str:
         return f"{self.task}, {self.attention}, {self.batch_size} x {self.length:,} tokens"
@@ -50,10 +60,10 @@ class ModelStep:
 
 def print_step(options: ModelStep) -> None:
     """Print what `measure_step` finds; meant to be alone in its process."""
-    print(measure_step(options))
+    print(json.dumps(measure_step(options)))
 
 
-def measure_step(options: ModelStep) -> float:
+def measure_step(options: ModelStep) -> Seconds | int:
     """Median seconds of a training step, or its peak memory in bytes above model, optimiser and inputs.
 
     A step is forward, backward and AdamW on random inputs of full length. To be called once in a process.
@@ -79,15 +89,15 @@ def measure_step(options: ModelStep) -> float:
     if options.steps == 0:
         return extra_peak_memory(lambda: step(batch), options.device)
     step(batch)
-    seconds = []
+    found = []
     for _ in range(options.steps):
-        start = time.perf_counter()
+        wall, processor = time.perf_counter(), time.process_time()
         step(batch)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        found.append(Seconds(time.perf_counter() - wall, time.process_time() - processor))
+    return Seconds(*(statistics.median(clock) for clock in zip(*found, strict=True)))
 
 
-def in_own_process(step: ModelStep) -> float:
+def in_own_process(step: ModelStep) -> Seconds | int:
     """What `measure_step` finds in a new process.
 
     Raises:
@@ -95,13 +105,18 @@ def in_own_process(step: ModelStep) -> float:
     """
     # Giving memory back takes time, which is not to be measured.
     environment = {} if step.steps else GIVE_MEMORY_BACK
-    return float(measure.in_own_process(["model-step", *as_flags(asdict(step))], environment=environment))
+    given = {name: value for name, value in asdict(step).items() if value is not None}
+    found = json.loads(measure.in_own_process(["model-step", *as_flags(given)], environment=environment))
+    return Seconds(*found) if step.steps else int(found)
 
 
 def configuration(step: ModelStep) -> ExperimentConfig:
     attention = AttentionSpec.parse("softmax" if step.attention == MATERIALISED else step.attention)
     config = preset(step.preset, step.task, attention)
-    return config.model_copy(update={"data": config.data.model_copy(update={"max_len": step.length})})
+    changed: dict[str, object] = {"data": config.data.model_copy(update={"max_len": step.length})}
+    if step.pooling is not None:
+        changed["model"] = config.model.model_copy(update={"pooling": step.pooling})
+    return config.model_copy(update=changed)
 
 
 def _scores_written_out() -> AbstractContextManager[None]:
