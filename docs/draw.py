@@ -115,7 +115,7 @@ def architecture() -> Figure:
             "#d8efe5",
         ),
         "env": (5.7, 0.3, 3.1, 1.4, "envelope, mask\nlog-weight of a key", "#eeeeee"),
-        "state": (9.6, 3.3, 2.5, 1.8, "state, R x E\n" + r"$\sum_j\,\phi(k_j)\,v_j^T$", "#d8efe5"),
+        "state": (9.6, 3.3, 2.5, 1.8, "state, F x E\n" + r"$\sum_j\,\phi(k_j)\,v_j^T$", "#d8efe5"),
         "read": (12.9, 3.3, 2.5, 1.8, r"$\phi(q_i)$ reads it," + "\nthen divides", "#d8efe5"),
         "out": (16.0, 3.3, 1.9, 1.8, "output\n(B, L, model)", "white"),
     }

@@ -1,4 +1,4 @@
-"""A pooled encoder of reactions, trained here on real pairs, becomes linear: docs/convert.md has what came out.
+"""A pooled encoder of reactions, trained here on real pairs, becomes linear (results: docs/conversion-results.md).
 
 python examples/conversion/reaction_classes.py DATA
 

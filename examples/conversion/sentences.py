@@ -1,4 +1,4 @@
-"""A sentence encoder, trained here on real pairs, becomes linear: docs/convert.md has what came out.
+"""A sentence encoder, trained here on real pairs, becomes linear: docs/conversion-results.md has what came out.
 
 python examples/conversion/sentences.py DATA
 

@@ -1,9 +1,9 @@
-"""The tutorial of docs/convert.md runs as it stands, and what it says of its figures holds."""
+"""The tutorial of docs/tutorials/convert.md runs as it stands, and what it says of its figures holds."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "convert.md"
 
 
 def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):

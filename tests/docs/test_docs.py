@@ -16,36 +16,49 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED_FILE = re.compile(r"`((?:klformer|tests|docs|examples)/[\w./*-]+)`")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+#: What may stand before a command: variables of the environment, and torchrun with its own flags.
+PREFIX = r"(?:\w+=\S* +)*(?:torchrun .*?-m +)?"
+COMMAND = re.compile(rf"^{PREFIX}klformer +(?P<rest>.+)$")
 #: Commands inside of sentences and tables.
-INLINE = re.compile(r"`(klformer [^`]+)`")
-#: Where an argument stands for whatever the reader has.
-PLACEHOLDER = re.compile(r"^[A-Z][A-Z_]+$")
+INLINE = re.compile(rf"`{PREFIX}klformer +([^`]+)`")
+LOOP = re.compile(r"^for (?P<variable>\w+) in (?P<values>.+); do$")
+#: Words that stand for whatever the reader has, where the command line knows the choices. Others are folders and files.
+DUMMIES = {"TASK": "listops", "NAME": "gmm-rks", "FEATURES": "difference", "N": "2"}
+#: Flags that read a run, which is not there: what else is said must be read all the same.
+NEEDS_A_RUN = re.compile(r" --resume\b| --init-from \S+")
 
 
 def code_blocks(text):
     """The lines of indented and fenced blocks, with continued lines joined."""
-    fenced = re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    without = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    indented = [line[4:] for line in without.splitlines() if line.startswith("    ")]
-    for block in [*fenced, "\n".join(indented)]:
+    shells = [block for language, block in FENCED.findall(text) if language in ("", "bash", "sh", "console")]
+    indented = "\n".join(line[4:] for line in FENCED.sub("", text).splitlines() if line.startswith("    "))
+    for block in [*shells, indented]:
         yield from block.replace("\\\n", " ").splitlines()
 
 
-def commands_of(page):
-    for line in code_blocks(page.read_text()):
-        if line.startswith("klformer "):
-            words = shlex.split(line, comments=True)
-            if "--plugin" not in words:
-                yield words[1:]
-    for line in INLINE.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)):
-        words = line.split()
+def commands_of(text):
+    """The words of every command after `klformer`. A loop of the shell gives one command for each of its values."""
+    loop = None
+    for line in map(str.strip, code_blocks(text)):
+        if line == "done":
+            loop = None
+        elif starts := LOOP.match(line):
+            loop = starts
+        elif found := COMMAND.match(line):
+            variable = f"${loop['variable']}" if loop else ""
+            for value in loop["values"].split() if loop else [""]:
+                yield words_of(found["rest"].replace(variable, value) if variable else found["rest"])
+    for line in INLINE.findall(FENCED.sub("", text)):
+        words = words_of(line)
         # In a sentence commands may be named without their arguments.
-        if (
-            not {"--plugin", "--help", "--version", "\\|", "|"} & set(words)
-            and "..." not in line
-            and (len(words) > 3 or "--" in line)
-        ):
-            yield words[1:]
+        if not {"--help", "--version", "\\|", "|"} & set(words) and (len(words) > 2 or "--" in line):
+            yield words
+
+
+def words_of(line):
+    words = shlex.split(NEEDS_A_RUN.sub("", line), comments=True)
+    return [DUMMIES.get(word, word).removesuffix("...") for word in words if word != "..."]
 
 
 def anchor(heading):
@@ -75,10 +88,40 @@ def test_files_that_are_named_exist(page):
 @every_page
 def test_commands_are_read_by_the_command_line(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name, *arguments in commands_of(page):
-        assert name in COMMANDS, f"{page.name}: klformer {name} is no command"
-        if any(PLACEHOLDER.match(argument) for argument in arguments if argument not in ("DATA", "RUN", "RUNS")):
+    for name, *arguments in commands_of(page.read_text()):
+        if name == "--plugin":  # tests/docs/test_code.py reads them, once the plugin is registered
             continue
-        # There is no run to go on with here; what else is said must be read all the same.
-        arguments = [argument for argument in arguments if argument != "--resume"]
+        assert name in COMMANDS, f"{page.name}: klformer {name} is no command"
         import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")
+
+
+def test_commands_are_found_behind_what_stands_before_them():
+    text = """
+Type `OMP_NUM_THREADS=1 klformer demo --out DIR`, or `klformer list`.
+
+    A=1 B= klformer bench ops --lengths 1 \\
+      --repeats 2            # and more
+    torchrun --nproc-per-node 2 -m klformer train --task TASK --resume
+    for kernel in periodic gaussian; do
+      klformer compare --data.kernel $kernel
+    done
+    klformer: an error message
+
+```python
+klformer train
+```
+
+```text
+klformer = 1
+```
+
+    klformer curves RUN...
+"""
+    assert [" ".join(words) for words in commands_of(text)] == [
+        "bench ops --lengths 1 --repeats 2",
+        "train --task listops",
+        "compare --data.kernel periodic",
+        "compare --data.kernel gaussian",
+        "curves RUN",
+        "demo --out DIR",
+    ]
