@@ -23,7 +23,11 @@ class Resampled(nn.Module, ABC):
 
     @abstractmethod
     def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device."""
+        """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device.
+
+        Args:
+            generator: On the CPU; torch's own if None.
+        """
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Says what another size of the noise means, after torch has named it."""

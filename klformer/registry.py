@@ -13,20 +13,44 @@ PLUGIN_HINT = "if it comes from a plugin, give --plugin MODULE before the comman
 
 
 class Registry(Generic[T]):
-    """Names and what they stand for, in the order of registration. A name is given once."""
+    """Names and what they stand for, in the order of registration. A name is given once.
+
+    Args:
+        kind: What the names are of, for messages.
+
+    Examples:
+        >>> from klformer.registry import Registry
+        >>> colours = Registry("colour")
+        >>> colours.add("red", "#f00")
+        >>> colours["red"], "blue" in colours, list(colours), len(colours)
+        ('#f00', False, ['red'], 1)
+        >>> colours.check("red")
+        'red'
+    """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> None:
-        """Raises ValueError if the name is taken."""
+        """Give a name to something.
+
+        Args:
+            name: A name that is not taken.
+            entry: What it stands for.
+
+        Raises:
+            ArgumentError: the name is taken.
+        """
         if name in self._entries:
             raise ArgumentError(f"the {self._kind} {name!r} is registered already")
         self._entries[name] = entry
 
     def check(self, name: str) -> str:
         """The name, if it is known.
+
+        Args:
+            name: A name, right or wrong.
 
         Raises:
             ArgumentError: there is no such entry; the message has the nearest name, and all of them.

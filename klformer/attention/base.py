@@ -31,8 +31,11 @@ class AttentionSizes:
 
     Examples:
         >>> import klformer
-        >>> klformer.AttentionSizes(num_heads=4, head_dim=16, max_len=1000)
+        >>> sizes = klformer.AttentionSizes(num_heads=4, head_dim=16, max_len=1000)
+        >>> sizes
         AttentionSizes(num_heads=4, head_dim=16, value_dim=None, max_len=1000)
+        >>> sizes.known_max_len()
+        1000
     """
 
     num_heads: int
@@ -104,6 +107,20 @@ class AttentionMechanism(nn.Module, ABC):
         >>> q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
         >>> attention(q, k, v, causal=True).shape
         torch.Size([1, 2, 5, 8])
+        >>> Average.capabilities().decoding
+        False
+
+        A kernel attention has states as well. A prompt of four tokens is absorbed, and the fifth decoded:
+
+        >>> kernel = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8, num_frequencies=16)
+        >>> prompt = kernel.absorb(kernel.initial_state(batch_size=1), k[:, :, :4], v[:, :, :4])
+        >>> out, state = kernel.step(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], prompt)
+        >>> torch.allclose(out, kernel(q, k, v, causal=True)[:, :, 4:], atol=1e-5)
+        True
+        >>> kernel.read(kernel.merge(prompt, state), q).shape
+        torch.Size([1, 2, 5, 8])
+        >>> kernel.features(q, "query").shape
+        torch.Size([1, 2, 5, 16])
     """
 
     #: Query i can be kept from seeing keys after i.
@@ -141,7 +158,11 @@ class AttentionMechanism(nn.Module, ABC):
 
     @classmethod
     def capabilities(cls, **options: Any) -> Capabilities:
-        """What an attention of this class with these options can do."""
+        """What an attention of this class with these options can do.
+
+        Args:
+            **options: Those of the constructor.
+        """
         return Capabilities(
             causal=cls.supports_causal,
             decoding=cls.supports_decoding,
@@ -191,15 +212,44 @@ class AttentionMechanism(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
-        """`forward` after its checks, for keys that all weigh the same."""
+        """`forward` after its checks, for keys that all weigh the same. A subclass has this one.
+
+        Args:
+            q: Queries (B, H, L, D).
+            k: Keys (B, H, S, D), in the type of q.
+            v: Values (B, H, S, E), in the type of q.
+            key_mask: (B, S), True = keep; None keeps all. What is not kept may hold anything, NaN included.
+            causal: Query i sees keys 0 .. i only.
+
+        Returns:
+            (B, H, L, E); 0 for a query that has no key left.
+        """
 
     def attend_weighted(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, key_bias: Tensor, causal: bool
     ) -> Tensor:
         """`forward` after its checks, for keys with log-weights.
 
+        Args:
+            q: Queries (B, H, L, D).
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
+            key_mask: (B, S), True = keep.
+            key_bias: (B or 1, H or 1, S); -inf drops a key.
+            causal: Query i sees keys 0 .. i only.
+
+        Returns:
+            (B, H, L, E).
+
         Raises:
             ArgumentError: unless `supports_key_bias`.
+
+        Examples:
+            >>> import torch, klformer
+            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8)
+            >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+            >>> attention.attend_weighted(q, k, v, key_mask=None, key_bias=torch.zeros(1, 1, 5), causal=False).shape
+            torch.Size([1, 2, 5, 8])
         """
         raise ArgumentError(f"{type(self).__name__} has no weights of keys: key_bias must be None")
 
@@ -208,21 +258,63 @@ class AttentionMechanism(nn.Module, ABC):
     ) -> PartProduct:
         """Begin with the keys and values of this part of a sequence, for `finish` to end with its queries.
 
+        Args:
+            k: Keys of this part, (B, H, S, D).
+            v: Its values, (B, H, S, E).
+            key_mask: (B, S), True = keep.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S).
+            causal: Queries see no later keys, of this part and of others.
+
+        Returns:
+            A product whose sums are under way.
+
         Raises:
             ArgumentError: unless `supports_parts`, and `parts` are known.
+
+        Examples:
+            Two parts in one process, one after the other:
+
+            >>> import torch, klformer
+            >>> from klformer.ops.spectral_product.parts import Past
+            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8).requires_grad_(False)
+            >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
+            >>> whole = attention(q, k, v, causal=True)
+            >>> attention.parts = Past()
+            >>> halves = []
+            >>> for q_part, k_part, v_part in zip(q.chunk(2, 2), k.chunk(2, 2), v.chunk(2, 2)):
+            ...     begun = attention.begin(k_part, v_part, causal=True)
+            ...     halves.append(attention.finish(begun, q_part))
+            >>> torch.allclose(torch.cat(halves, 2), whole, atol=1e-5)
+            True
         """
         raise ArgumentError(f"{type(self).__name__} needs whole sequences: its keys can't be in parts")
 
     def finish(self, begun: PartProduct, q: Tensor) -> Tensor:
-        """Results (B, H, L, E) of the queries of this part against the keys of all."""
+        """Results of the queries of this part against the keys of all.
+
+        Args:
+            begun: What `begin` gave; it is used once.
+            q: Queries of this part, (B, H, L, D).
+
+        Returns:
+            (B, H, L, E).
+        """
         return begun.read(q)
 
     def features(self, x: Tensor, role: Literal["query", "key"]) -> Tensor:
-        """Explicit features (B, H, L, F) of x (B, H, L, D): phi(q).phi(k) is what `forward` weighs a key with, but for
-        a factor of the query that cancels.
+        """Explicit features of queries or keys.
+
+        phi(q).phi(k) is what `forward` weighs a key with, but for a factor of the query that cancels.
+
+        Args:
+            x: Queries or keys, (B, H, L, D).
+            role: "query" or "key"; an envelope belongs to keys.
+
+        Returns:
+            (B, H, L, F).
 
         Raises:
-            ValueError: if the mechanism is not a kernel with finitely many features.
+            ArgumentError: the mechanism is not a kernel with finitely many features.
         """
         raise ArgumentError(f"{type(self).__name__} has no explicit features")
 
@@ -230,28 +322,75 @@ class AttentionMechanism(nn.Module, ABC):
         """The state of decoding before the first token. It is never changed in place: `absorb` and `step` give another.
 
         For speed see `prepare_decoding`.
+
+        Args:
+            batch_size: Sequences B.
+
+        Raises:
+            ArgumentError: unless `supports_decoding`.
         """
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def prepare_decoding(self, batch_size: int) -> Any:
-        """A state for one generation: what does not change from token to token is computed once, and `absorb` and
-        `step` change the state in place and return it. The parameters and the noise must stay as they are.
+        """A state for one generation: `absorb` and `step` change it in place and return it.
+
+        What does not change from token to token is computed once. The parameters and the noise must stay as they are.
+
+        Args:
+            batch_size: Sequences B.
+
+        Raises:
+            ArgumentError: unless `supports_decoding`.
+
+        Examples:
+            >>> import torch, klformer
+            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8)
+            >>> state = attention.prepare_decoding(batch_size=1)
+            >>> for q_t, k_t, v_t in torch.randn(5, 3, 1, 2, 1, 8):
+            ...     out, state = attention.step(q_t, k_t, v_t, state)
+            >>> out.shape
+            torch.Size([1, 2, 1, 8])
         """
         return self.initial_state(batch_size)
 
     def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
-        """The state after more keys (B, H, S, D) and values (B, H, S, E). For inference: no gradients.
+        """The state after more keys and values. For inference: no gradients.
 
         Mechanisms with `supports_key_bias` take a `key_bias` as well.
+
+        Args:
+            state: Of `initial_state`, which stays as it is, or of `prepare_decoding`, which is changed.
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
+            key_mask: (B, S), True = keep.
+
+        Raises:
+            ArgumentError: unless `supports_decoding`, or for another number of sequences than the state's.
         """
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def read(self, state: Any, q: Tensor) -> Tensor:
-        """Results (B, H, L, E) of queries against all that the state has absorbed. For inference: no gradients."""
+        """Results of queries against all that the state has absorbed. For inference: no gradients.
+
+        Args:
+            state: After `absorb` or `step`; it stays as it is.
+            q: Queries (B, H, L, D).
+
+        Returns:
+            (B, H, L, E).
+
+        Raises:
+            ArgumentError: unless `supports_decoding`, or for another number of sequences than the state's.
+        """
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def merge(self, first: Any, second: Any) -> Any:
         """The state that has absorbed what two states have, each from `initial_state` on. For inference.
+
+        Args:
+            first: A state; it stays as it is.
+            second: Another, of the same number of sequences and the same draw of the noise, which is not checked;
+                `KernelState.merge` checks it.
 
         Raises:
             ArgumentError: unless it is a kernel attention, whose states are sums.
@@ -259,10 +398,19 @@ class AttentionMechanism(nn.Module, ABC):
         raise ArgumentError(f"{type(self).__name__} has no states that can be merged: a kernel attention has")
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token of causal attention: (B,H,1,D), (B,H,1,D), (B,H,1,E) -> result (B,H,1,E) and the next state.
+        """One token of causal attention.
+
+        Args:
+            q_t: Its query, (B, H, 1, D).
+            k_t: Its key, (B, H, 1, D).
+            v_t: Its value, (B, H, 1, E).
+            state: What came before.
+
+        Returns:
+            The result (B, H, 1, E), and the next state.
 
         Raises:
-            ValueError: for more than one token, which would see each other.
+            ArgumentError: for more than one token, which would see each other; or unless `supports_decoding`.
         """
         self._check_operands(q_t, k_t, v_t, None, causal=True)
         if q_t.shape[2] != 1:

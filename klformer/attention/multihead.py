@@ -48,6 +48,21 @@ class MultiheadAttention(nn.Module):
         >>> x = torch.randn(2, 100, 32)
         >>> layer(x, key_mask=torch.ones(2, 100, dtype=torch.bool)).shape
         torch.Size([2, 100, 32])
+
+        With a state. Two memories that are absorbed apart can be read together:
+
+        >>> first = layer.absorb(layer.initial_state(batch_size=2), x[:, :60])
+        >>> second = layer.absorb(layer.initial_state(batch_size=2), x[:, 60:])
+        >>> torch.allclose(layer.read(layer.merge(first, second), x), layer(x), atol=1e-4)
+        True
+
+        Token by token, each seeing those before:
+
+        >>> state = layer.prepare_decoding(batch_size=2)
+        >>> for token in x[:, :3].split(1, dim=1):
+        ...     out, state = layer.step(token, state)
+        >>> out.shape, state.num_tokens
+        (torch.Size([2, 1, 32]), 3)
     """
 
     def __init__(
@@ -89,10 +104,18 @@ class MultiheadAttention(nn.Module):
         self.out = _projection(values_dim, model_dim, bias)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, *, key_mask: Tensor | None = None) -> Tensor:
-        """Attend from x (B, L, model_dim) to itself, or to `memory` (B, S, model_dim).
+        """Attend from x to itself, or to a memory.
 
         Args:
+            x: (B, L, model_dim).
+            memory: (B, S, model_dim); x itself if None.
             key_mask: (B, L), or (B, S) with memory; True = keep.
+
+        Returns:
+            (B, L, model_dim).
+
+        Raises:
+            ArgumentError: a shape does not fit, or the attention can't attend to another sequence.
         """
         if memory is not None and not self.mechanism.supports_cross:
             raise ArgumentError(f"{type(self.mechanism).__name__} can't attend to another sequence")
@@ -116,24 +139,58 @@ class MultiheadAttention(nn.Module):
         return self._merge(self.mechanism.finish(begun, self._queries(x, first)))
 
     def initial_state(self, batch_size: int) -> MultiheadState:
-        """The state of decoding before the first token."""
+        """The state of decoding before the first token. `absorb` and `step` leave it as it is and give another.
+
+        Args:
+            batch_size: Sequences B.
+
+        Raises:
+            ArgumentError: the attention has no states.
+        """
         return MultiheadState(self.mechanism.initial_state(batch_size), num_tokens=0)
 
     def prepare_decoding(self, batch_size: int) -> MultiheadState:
-        """As `initial_state`, for one generation, and faster: `absorb` and `step` change what is inside in place, and
-        the frequencies are computed once. The parameters and the noise must stay as they are."""
+        """As `initial_state`, for one generation, and faster: `absorb` and `step` change what is inside in place.
+
+        The frequencies are computed once. The parameters and the noise must stay as they are.
+
+        Args:
+            batch_size: Sequences B.
+
+        Raises:
+            ArgumentError: the attention has no states.
+        """
         return MultiheadState(self.mechanism.prepare_decoding(batch_size), num_tokens=0)
 
     def absorb(self, state: MultiheadState, tokens: Tensor, *, key_mask: Tensor | None = None) -> MultiheadState:
-        """The state after more tokens (B, S, model_dim) to attend to: an encoder's memory, or a prompt."""
+        """The state after more tokens to attend to: an encoder's memory, or a prompt. For inference: no gradients.
+
+        Args:
+            state: What was absorbed before.
+            tokens: (B, S, model_dim).
+            key_mask: (B, S), True = keep.
+
+        Raises:
+            ArgumentError: the attention has no states.
+        """
         k, v = self._keys(tokens, state.num_tokens), self._split(self.value(tokens))
         inner = self.mechanism.absorb(state.inner, k, v, key_mask=key_mask)
         return MultiheadState(inner, state.num_tokens + tokens.shape[1])
 
     def read(self, state: MultiheadState, x: Tensor) -> Tensor:
-        """Attend from x (B, L, model_dim) to all that the state has absorbed.
+        """Attend from x to all that the state has absorbed. For inference: no gradients.
 
         With rotary positions x has those of the last L tokens that were absorbed.
+
+        Args:
+            state: It stays as it is.
+            x: (B, L, model_dim).
+
+        Returns:
+            (B, L, model_dim).
+
+        Raises:
+            ArgumentError: positions are rotary, and fewer than L tokens were absorbed; or the attention has no states.
         """
         first = state.num_tokens - x.shape[1]
         if self.rotary and first < 0:
@@ -146,6 +203,10 @@ class MultiheadAttention(nn.Module):
     def merge(self, first: MultiheadState, second: MultiheadState) -> MultiheadState:
         """The state of two memories that were absorbed apart, as that of one after the other.
 
+        Args:
+            first: A state; it stays as it is.
+            second: Another, of the same number of sequences.
+
         Raises:
             ArgumentError: the attention has no states that can be merged, or positions are rotary.
         """
@@ -155,7 +216,18 @@ class MultiheadAttention(nn.Module):
         return MultiheadState(inner, first.num_tokens + second.num_tokens)
 
     def step(self, x: Tensor, state: MultiheadState) -> tuple[Tensor, MultiheadState]:
-        """One token (B, 1, model_dim) of causal self-attention, and the next state."""
+        """One token of causal self-attention.
+
+        Args:
+            x: The token, (B, 1, model_dim).
+            state: What came before.
+
+        Returns:
+            The result (B, 1, model_dim), and the next state.
+
+        Raises:
+            ArgumentError: there is more than one token, or the attention can't decode step by step.
+        """
         q, k = self._queries(x, state.num_tokens), self._keys(x, state.num_tokens)
         heads, inner = self.mechanism.step(q, k, self._split(self.value(x)), state.inner)
         return self._merge(heads), MultiheadState(inner, state.num_tokens + 1)

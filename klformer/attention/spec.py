@@ -30,6 +30,10 @@ class AttentionSpec(Config):
         ('gmm-prf', {'frozen': True, 'num_frequencies': 64})
         >>> spec.label()
         'gmm-prf:frozen=true,num_frequencies=64'
+        >>> spec == klformer.AttentionSpec.of(spec.label())
+        True
+        >>> spec.complete().options["covariance"]
+        'diagonal'
         >>> attention = spec.build(num_heads=2, head_dim=8)
     """
 
@@ -47,10 +51,13 @@ class AttentionSpec(Config):
 
     @staticmethod
     def parse(text: str) -> "AttentionSpec":
-        """ "gmm-prf" or "gmm-prf:frozen=true,num_frequencies=64": a name, and options as JSON values or plain words.
+        """An attention from text: a name, and options as JSON values or plain words.
+
+        Args:
+            text: Like "gmm-prf" or "gmm-prf:frozen=true,num_frequencies=64".
 
         Raises:
-            ValueError: an option is not of the form key=value, or there is no such attention or option.
+            ArgumentError: an option is not of the form key=value, or there is no such attention or option.
         """
         name, _, rest = text.partition(":")
         options: dict[str, OptionValue] = {}
@@ -65,10 +72,13 @@ class AttentionSpec(Config):
 
     @staticmethod
     def of(value: Any) -> "AttentionSpec":
-        """The attention that a user means by text, by a dict from JSON, or by the spec itself.
+        """The attention that a user means.
+
+        Args:
+            value: Text as in `parse`, a dict from JSON, or a spec, which is given back.
 
         Raises:
-            ValueError: it is none of these, or there is no such attention or option.
+            ArgumentError: it is none of these, or there is no such attention or option.
         """
         match value:
             case AttentionSpec():
@@ -91,7 +101,17 @@ class AttentionSpec(Config):
     def build(
         self, *, num_heads: int, head_dim: int, value_dim: int | None = None, max_len: int | None = None
     ) -> AttentionMechanism:
-        """The attention at these sizes; see `build_attention`."""
+        """The attention at these sizes; see `build_attention`.
+
+        Args:
+            num_heads: Heads H.
+            head_dim: Size D of queries and keys.
+            value_dim: Size E of values; D if None.
+            max_len: Longest sequence that will be seen; only some attentions need it.
+
+        Raises:
+            ArgumentError: a size or an option is not allowed.
+        """
         return build_attention(
             self.name, num_heads=num_heads, head_dim=head_dim, value_dim=value_dim, max_len=max_len, **self.options
         )

@@ -57,8 +57,16 @@ class Conversion:
     def save(self, folder: str | Path, *, tokenizer: Any = None) -> None:
         """Write the model and its certificate; `load_converted` gives the same model back, bit for bit.
 
-        A model of transformers becomes one of its folders, with `tokenizer` if it is given. Of a model of klformer the
-        weights and the attentions are written.
+        A model of transformers becomes one of its folders. Of a model of klformer the weights and the attentions are
+        written.
+
+        Args:
+            folder: Made if it is not there. Files of the same names are replaced.
+            tokenizer: Written as well, for a model of transformers.
+
+        Raises:
+            ArgumentError: there is a tokenizer, and the model is klformer's.
+            FileError: something can't be written.
         """
         saving.save(self.model, self.records, self.certificate, Path(folder), tokenizer=tokenizer)
 

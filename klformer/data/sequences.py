@@ -28,6 +28,21 @@ class Sequences:
     Args:
         values: (total,) token ids, which are integers, or (total, width) vectors.
         offsets: (N + 1,), int64, starting at 0 and ending at total.
+
+    Raises:
+        ArgumentError: values are of another type or shape, or offsets do not fit them.
+
+    Examples:
+        >>> import numpy as np
+        >>> from klformer.data import Sequences
+        >>> sequences = Sequences.from_list([np.array([1, 2, 3]), np.array([4])])
+        >>> len(sequences), sequences.lengths, sequences.values.dtype
+        (2, array([3, 1]), dtype('uint8'))
+        >>> sequences.take(np.array([1, 0]))[0]
+        array([4], dtype=uint8)
+        >>> vectors = Sequences.from_matrix(np.zeros((5, 10, 3)))
+        >>> len(vectors), vectors.width
+        (5, 3)
     """
 
     values: AnyArray
@@ -47,8 +62,15 @@ class Sequences:
 
     @classmethod
     def from_list(cls, rows: Sequence[AnyArray]) -> "Sequences":
-        """Store rows, (length,) or (length, width): integers in the smallest unsigned type if none is negative, other
-        numbers in single precision."""
+        """Store rows of different lengths, in the smallest type that holds them.
+
+        Args:
+            rows: Token ids (length,), or vectors (length, width). Integers become the smallest type that holds all of
+                them, unsigned if none is negative. Other numbers become float32.
+
+        Raises:
+            ArgumentError: rows are of a type that sequences do not have.
+        """
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         values = np.concatenate(rows) if rows else np.zeros(0, np.uint8)
@@ -62,7 +84,14 @@ class Sequences:
 
     @classmethod
     def from_matrix(cls, rows: AnyArray) -> "Sequences":
-        """Sequences of one length, (N, length) or (N, length, width), without a copy."""
+        """Sequences of one length, without a copy.
+
+        Args:
+            rows: Token ids (N, length), or vectors (N, length, width).
+
+        Raises:
+            ArgumentError: rows are of a type that sequences do not have.
+        """
         offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
         return cls(rows.reshape(-1, *rows.shape[2:]), offsets)
 
@@ -85,7 +114,14 @@ class Sequences:
         return None if self.values.ndim == 1 else int(self.values.shape[1])
 
     def take(self, indices: IntArray) -> "Sequences":
-        """The chosen sequences, in the given order."""
+        """The chosen sequences, in the given order; a copy.
+
+        Args:
+            indices: Numbers of the sequences, (count,), int64.
+
+        Raises:
+            IndexError: there is no such sequence.
+        """
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(self.lengths[indices], out=offsets[1:])
         values = np.empty((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
@@ -103,6 +139,21 @@ class Examples:
         first: The sequences, or the first sides of the pairs.
         targets: (N,); or (N, length) where positions have targets of their own, IGNORED for the others.
         second: The second sides of pairs.
+
+    Raises:
+        ArgumentError: targets are of another type or shape, or there are not as many as sequences.
+
+    Examples:
+        >>> import numpy as np
+        >>> from klformer.data import Examples, Sequences
+        >>> texts = Sequences.from_list([np.array([1, 2, 3]), np.array([4])])
+        >>> examples = Examples(texts, np.array([0, 1]))
+        >>> len(examples), examples.lengths
+        (2, array([3, 1]))
+        >>> examples.take(np.array([1])).targets
+        array([1])
+        >>> examples.fingerprint() == examples.take(np.array([0, 1])).fingerprint()
+        True
     """
 
     first: Sequences
@@ -130,7 +181,11 @@ class Examples:
         return np.maximum(self.first.lengths, self.second.lengths)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the targets, the lengths and the tokens, by which other data is told from the same."""
+        """SHA-256 of the targets, the lengths and the tokens, by which other data is told from the same.
+
+        Returns:
+            64 hexadecimal digits. Of more than 16 million tokens, evenly spaced ones count.
+        """
         digest = hashlib.sha256(self.targets.tobytes())
         for side in (self.first, self.second):
             if side is not None:
@@ -142,7 +197,14 @@ class Examples:
         return digest.hexdigest()
 
     def take(self, indices: IntArray) -> "Examples":
-        """The chosen examples, in the given order."""
+        """The chosen examples, in the given order; a copy.
+
+        Args:
+            indices: Numbers of the examples, (count,), int64.
+
+        Raises:
+            IndexError: there is no such example.
+        """
         second = None if self.second is None else self.second.take(indices)
         return Examples(self.first.take(indices), self.targets[indices], second)
 

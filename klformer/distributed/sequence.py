@@ -83,7 +83,24 @@ def sequence_parallel(model: Model, mesh: DeviceMesh) -> Model:
 
 
 def whole_sequences(model: Model) -> Model:
-    """Undo `sequence_parallel`: the model takes whole sequences again."""
+    """Undo `sequence_parallel`: the model takes whole sequences again.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        The model.
+
+    Raises:
+        AttributeError: it is no module.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.distributed import parts_of, whole_sequences
+        >>> model = klformer.TransformerEncoder(klformer.EncoderConfig(model_dim=16))
+        >>> parts_of(whole_sequences(model)) is None
+        True
+    """
     for module in model.modules():
         if isinstance(module, _AWARE):
             module.parts = None
@@ -91,12 +108,52 @@ def whole_sequences(model: Model) -> Model:
 
 
 def parts_of(model: nn.Module) -> Parts | None:
-    """Who has the parts of the sequences that a model takes; None if it takes whole ones."""
+    """Who has the parts of the sequences that a model takes.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The parts that `sequence_parallel` gave to the model; None if it takes whole sequences.
+
+    Raises:
+        AttributeError: it is no module.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.distributed import parts_of
+        >>> parts_of(klformer.TransformerEncoder(klformer.EncoderConfig(model_dim=16))) is None
+        True
+    """
     return next((module.parts for module in model.modules() if isinstance(module, _AWARE)), None)
 
 
 def own_part(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
-    """This process's part of a sequence that all have: nearly equal parts, the first ones longer by one at most."""
+    """This process's part of a sequence that all have.
+
+    Args:
+        x: The same on all processes: inputs (B, L, ...), or a mask (B, L).
+        mesh: As in `sequence_parallel`.
+        dim: The dimension of the length.
+
+    Returns:
+        A view of x. Parts are nearly equal; the first ones are longer by one at most.
+
+    Raises:
+        ArgumentError: the mesh has several dimensions, and none is called "sequence".
+
+    Examples:
+        One process has all of it.
+
+        >>> import torch
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from klformer.distributed import own_part
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> own_part(torch.randn(2, 100, 16), init_device_mesh("cpu", (1,))).shape
+        torch.Size([2, 100, 16])
+        >>> torch.distributed.destroy_process_group()
+    """
     group = _group(mesh)
     return x.tensor_split(dist.get_world_size(group), dim)[dist.get_rank(group)]
 
@@ -106,6 +163,26 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """Replace every gradient by its mean over all processes of the mesh: one all-reduce for each precision.
 
     For who does not wrap the model in DistributedDataParallel, which does the same while backward is under way.
+
+    Args:
+        model: After `backward`. Parameters without a gradient are left alone; they must be the same on all processes.
+        mesh: All of its dimensions count, those of data parallelism as well.
+
+    Raises:
+        RuntimeError: torch's, if the processes can't reach each other.
+
+    Examples:
+        >>> import torch
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from klformer.distributed import average_gradients
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> average_gradients(model, init_device_mesh("cpu", (1,)))
+        >>> model.weight.grad
+        tensor([[1., 1.]])
+        >>> torch.distributed.destroy_process_group()
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     for dtype in {gradient.dtype for gradient in gradients}:

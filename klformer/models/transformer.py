@@ -138,7 +138,20 @@ class _Stack(nn.Module):
         self.norm = nn.LayerNorm(config.model_dim)
 
     def layer(self, index: int) -> TransformerLayer:
-        """One of the layers, from 0 on."""
+        """One of the layers.
+
+        Args:
+            index: From 0 on; from the end, if it is negative.
+
+        Raises:
+            IndexError: there is no such layer.
+
+        Examples:
+            >>> import klformer
+            >>> encoder = klformer.TransformerEncoder(klformer.EncoderConfig(attention="softmax"))
+            >>> type(encoder.layer(0).self_attention.mechanism).__name__
+            'SoftmaxAttention'
+        """
         layer = self.layers[index]
         assert isinstance(layer, TransformerLayer)
         return layer
@@ -191,12 +204,19 @@ class TransformerEncoder(_Stack):
         self.causal = causal
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None, num_outputs: int | None = None) -> Tensor:
-        """Encode x (B, L, model_dim).
+        """Encode sequences.
 
         Args:
+            x: (B, L, model_dim).
             key_mask: (B, L), True = keep.
             num_outputs: Give the first so many positions only: the last layer does without the others then. A
                 classifier looks at CLS alone. Of a sequence in parts, those of them that are here.
+
+        Returns:
+            (B, L, model_dim), or (B, num_outputs, model_dim).
+
+        Raises:
+            ArgumentError: a shape does not fit.
         """
         return self._run(x, key_mask, num_outputs=num_outputs)
 
@@ -220,6 +240,16 @@ class TransformerEncoder(_Stack):
 
         Raises:
             ArgumentError: an attention has no state of fixed size, or dropout is at work.
+
+        Examples:
+            >>> import torch, klformer
+            >>> encoder = klformer.TransformerEncoder(klformer.EncoderConfig(model_dim=16, attention="gmm-prf")).eval()
+            >>> x = torch.randn(1, 90, 16)
+            >>> chunks = list(encoder.encode_stream(x.split(40, dim=1)))
+            >>> [chunk.shape[1] for chunk in chunks]
+            [40, 40, 10]
+            >>> torch.allclose(torch.cat(chunks, dim=1), encoder(x), atol=1e-4)
+            True
         """
         return encode_stream(self, chunks, None if folder is None else Path(folder))
 
@@ -259,21 +289,69 @@ class TransformerDecoder(_Stack):
         key_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """Decode x (B, L, model_dim), all positions at once; memory (B, S, model_dim), masks True = keep."""
+        """Decode all positions at once.
+
+        Args:
+            x: (B, L, model_dim).
+            memory: (B, S, model_dim), given if and only if there is cross-attention.
+            key_mask: (B, L), True = keep.
+            memory_mask: (B, S), True = keep.
+
+        Returns:
+            (B, L, model_dim).
+
+        Raises:
+            ArgumentError: a shape does not fit, or a memory is missing or not wanted.
+        """
         self._check_memory(memory)
         return self._run(x, key_mask, memory, memory_mask)
 
     def initial_state(
         self, batch_size: int, memory: Tensor | None = None, *, memory_mask: Tensor | None = None
     ) -> tuple[LayerState, ...]:
-        """The state before the first token. `step` leaves it as it is and gives another."""
+        """The state before the first token. `step` leaves it as it is and gives another.
+
+        Args:
+            batch_size: Sequences B.
+            memory: (B, S, model_dim), absorbed once and for all; given if and only if there is cross-attention.
+            memory_mask: (B, S), True = keep.
+
+        Returns:
+            The states of all layers.
+
+        Raises:
+            ArgumentError: a memory is missing or not wanted, or an attention has no states.
+
+        Examples:
+            >>> import torch, klformer
+            >>> config = klformer.EncoderConfig(model_dim=16, num_layers=1, attention="gmm-prf")
+            >>> decoder = klformer.TransformerDecoder(config, cross_attention=True).eval()
+            >>> memory, x = torch.randn(1, 20, 16), torch.randn(1, 1, 16)
+            >>> start = decoder.initial_state(1, memory)
+            >>> out, state = decoder.step(x, start)
+            >>> torch.allclose(out, decoder(x, memory), atol=1e-5)
+            True
+        """
         return self._begin(batch_size, memory, memory_mask, in_place=False)
 
     def prepare_decoding(
         self, batch_size: int, memory: Tensor | None = None, *, memory_mask: Tensor | None = None
     ) -> tuple[LayerState, ...]:
-        """As `initial_state`, for one generation, and faster: what is inside is changed in place by `step`, and the
-        frequencies of kernels are computed once. The parameters and the noise must stay as they are."""
+        """As `initial_state`, for one generation, and faster: `step` changes what is inside in place.
+
+        The frequencies of kernels are computed once. The parameters and the noise must stay as they are.
+
+        Args:
+            batch_size: Sequences B.
+            memory: (B, S, model_dim), given if and only if there is cross-attention.
+            memory_mask: (B, S), True = keep.
+
+        Returns:
+            The states of all layers.
+
+        Raises:
+            ArgumentError: a memory is missing or not wanted, or an attention has no states.
+        """
         return self._begin(batch_size, memory, memory_mask, in_place=True)
 
     def _begin(
@@ -284,7 +362,18 @@ class TransformerDecoder(_Stack):
         return tuple(layer.initial_state(batch_size, memory, memory_mask, in_place=in_place) for layer in layers)
 
     def step(self, x: Tensor, state: tuple[LayerState, ...]) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """Decode one token (B, 1, model_dim). Equal to the same position of `forward` in evaluation."""
+        """Decode one token. Equal to the same position of `forward` in evaluation.
+
+        Args:
+            x: (B, 1, model_dim).
+            state: Of `initial_state` or `prepare_decoding`, or of the step before.
+
+        Returns:
+            (B, 1, model_dim), and the next state.
+
+        Raises:
+            ArgumentError: there is more than one token.
+        """
         states = []
         for index, layer_state in enumerate(state):
             x, layer_state = self.layer(index).step(x, layer_state)

@@ -93,8 +93,21 @@ class MultiheadAttention(nn.Module):
     ) -> "MultiheadAttention":
         """The same projections, copied, around another attention.
 
+        Args:
+            module: Torch's; it is left as it is.
+            attention: The attention and its options, like "gmm-rks:num_frequencies=64".
+            max_len: Longest sequence; only some attentions need it.
+
         Raises:
             ArgumentError: the module has something that has no counterpart here.
+
+        Examples:
+            >>> import torch, klformer.nn
+            >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+            >>> ours = klformer.nn.MultiheadAttention.from_torch(theirs, attention="softmax")
+            >>> x = torch.randn(2, 10, 32)
+            >>> torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-5)
+            True
         """
         made = MultiheadAttention(
             module.embed_dim,

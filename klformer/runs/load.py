@@ -25,7 +25,10 @@ from klformer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run that was read back, with the weights of its best checkpoint, or of another if that is damaged."""
+    """A run that was read back, with the weights of its best checkpoint, or of another if that is damaged.
+
+    `load_run` makes one.
+    """
 
     run: RunFolder
     config: ExperimentConfig
@@ -49,6 +52,9 @@ class LoadedRun:
     def examples(self, split: Split) -> Examples:
         """The examples of a split.
 
+        Args:
+            split: "train", "validation" or "test".
+
         Raises:
             RunError: they are not those that the run had.
             DataError: something is wrong with the data.
@@ -63,7 +69,17 @@ class LoadedRun:
         return examples
 
     def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
-        """All metrics on a split, averaged over draws of the frequencies."""
+        """All metrics on a split, averaged over draws of the frequencies.
+
+        Args:
+            split: "train", "validation" or "test".
+            draws: How many draws.
+            accelerator: Where it is computed; as the run was trained if None.
+
+        Raises:
+            RunError: the data is not what the run had.
+            DataError: something is wrong with the data.
+        """
         return evaluate(
             self.model,
             self.examples(split),
@@ -91,13 +107,38 @@ def load_run(
     """Read a run back; nothing is unpickled.
 
     Args:
+        folder: The run's own folder, inside of the one that `--out` named.
+        reporter: Told which checkpoints are damaged, if any are; `SilentReporter()` says nothing.
         data_root: Where the data is, if not where the run had it.
         data: How other data is read, if not as the run read its own.
+
+    Returns:
+        What the run consists of, with its model in evaluation mode.
 
     Raises:
         RunError: the folder is not a run's, is of another format, or has no whole checkpoint that fits its
             configuration.
-        ValueError: its configuration is not valid.
+        ArgumentError: its configuration is not valid.
+
+    Examples:
+        A run of one step, trained and read back:
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.cli.main import main
+        >>> from klformer.runs.load import load_run
+        >>> from klformer.training.progress import SilentReporter
+        >>> flags = "--data.num-examples 8 --data.test-limit 8 --data.validation-limit 8 --training.max-steps 1"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     main(f"train --task recall --attention linear-elu --quiet --out {folder} {flags}".split())
+        ...     run, = Path(folder).iterdir()
+        ...     loaded = load_run(run, SilentReporter())
+        ...     test, start = loaded.examples("test"), loaded.at_start()
+        ...     evaluation = loaded.evaluate("test", draws=1)
+        >>> loaded.task.name, loaded.step, loaded.weights
+        ('recall', 1, 'best checkpoint, step 1')
+        >>> len(test), evaluation.num_examples, type(start) is type(loaded.model)
+        (8, 8, True)
     """
     run = RunFolder(folder)
     config = run.config()

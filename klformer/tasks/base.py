@@ -84,6 +84,29 @@ class Task(ABC):
         >>> task = klformer.tasks.build_task("parity", klformer.tasks.DataConfig())
         >>> len(task.load("train")), len(task.load("validation")), len(task.load("test"))
         (3600, 400, 500)
+
+        What a task says of itself; a subclass overrides what is otherwise:
+
+        >>> task.shape().vocab_size, task.objective().selecting.name
+        (3, 'accuracy')
+        >>> task.label(), task.detail(), task.class_names(), task.guess()
+        ('Parity', '', None, None)
+        >>> task.validation_source(), task.test_source()
+        ('train', 'file')
+        >>> task.describe_protocol()
+        'validation on 10% of the training set (protocol holdout); test set used once, at the end'
+        >>> task.is_official(), task.notes(), task.facts(), task.further_tests()
+        (True, [], {}, {})
+        >>> task.model(klformer.AttentionSpec(name="softmax")) is None  # a Transformer
+        True
+        >>> task.location() == str(task.root)
+        True
+
+        What a run does before it reads:
+
+        >>> task.adopt({})  # what a pretrained run knew
+        >>> task.prepare()
+        >>> task.know(task.learn())
     """
 
     #: On the command line.
@@ -134,10 +157,18 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, part: Split) -> Examples:
-        """A part as the data has it, all of it. Which parts are asked for is told by `validation_source`."""
+        """A part as the data has it, all of it. A task implements this one.
+
+        Args:
+            part: "train", "validation" or "test". Which parts are asked for is told by `validation_source` and
+                `test_source`.
+
+        Returns:
+            Sequences of at most `max_len`, each with its target.
+        """
 
     def location(self) -> str:
-        """Where the data is read from, or will be generated to."""
+        """Where the data is read from, or will be generated to, in words."""
         return "memory (generated from data.seed)" if self.in_memory else str(self.root)
 
     def shape(self) -> InputShape:
@@ -151,7 +182,14 @@ class Task(ABC):
         return Classification(num_classes=self.num_classes)
 
     def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
-        """A model of the task's own, around an attention; None for a Transformer with a head of the objective's."""
+        """A model of the task's own, around an attention.
+
+        Args:
+            attention: One for all layers, or one for each.
+
+        Returns:
+            A module that is called as `Objective.outputs` does; None for a Transformer with a head of the objective's.
+        """
         return None
 
     def guess(self) -> float | None:
@@ -169,22 +207,46 @@ class Task(ABC):
     def know(self, knowledge: Knowledge) -> None:  # noqa: B027 - most tasks have nothing to know
         """Take up what `learn` gave, here or long ago; a task that is asked first learns by itself.
 
+        Args:
+            knowledge: As `learn` gives it, or as a run has stored it.
+
         Raises:
             RunError: it is not what `learn` gives.
         """
 
     def adopt(self, knowledge: Knowledge) -> None:  # noqa: B027 - most tasks have nothing to choose
-        """Before learning: read inputs as the run did from which weights are taken, as far as there is a choice."""
+        """Before learning: read inputs as the run did from which weights are taken, as far as there is a choice.
+
+        Args:
+            knowledge: What that run's task had learned.
+        """
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
         """Rows of a file without labels, so many at a time, to predict their targets.
 
         Args:
+            path: The file, or a folder of files.
             keep: Columns whose fields are passed on.
+            chunk: Rows at a time.
+
+        Returns:
+            The chunks, in the order of the file.
 
         Raises:
             ArgumentError: the task has no such files.
             DataError: something is wrong with the file.
+
+        Examples:
+            >>> import tempfile
+            >>> from pathlib import Path
+            >>> from klformer.tasks import TASKS
+            >>> task = TASKS["text"](TASKS["text"].data_config())
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = Path(folder) / "new.jsonl"
+            ...     _ = path.write_text('{"text": "well done", "id": 7}')
+            ...     chunks = list(task.read_inputs(path, keep=["id"], chunk=100))
+            >>> chunks[0].rows, chunks[0].kept, chunks[0].sequences.lengths
+            ([1], [(7,)], array([9]))
         """
         raise ArgumentError(
             f"{self.name} reads no inputs from other files, because its sequences are made, not collected; predict is "
@@ -205,7 +267,11 @@ class Task(ABC):
     def load(self, split: Split) -> Examples:
         """The examples of a split, after the protocol; a random subset where there are more than the limit.
 
+        Args:
+            split: "train", "validation" or "test".
+
         Raises:
+            ArgumentError: there is no such split.
             DataError: data is missing or malformed.
         """
         check_choice("split", split, get_args(Split))

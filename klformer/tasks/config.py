@@ -13,7 +13,19 @@ SomeConfig = TypeVar("SomeConfig", bound=Config)
 
 
 class DataConfig(Config):
-    """Where the data is, how it is split and how much of it is used."""
+    """Where the data is, how it is split and how much of it is used.
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.tasks import DataConfig
+        >>> config = DataConfig(root="data", protocol="lra", train_limit=1000)
+        >>> config.folder().name, config.limit("train"), config.limit("test")
+        ('data', 1000, None)
+        >>> config.absolute().root.is_absolute()
+        True
+    """
 
     root: Path | None = None
     """Folder of the data. Default: the environment variable KLFORMER_DATA, else klformer in the user's cache folder."""
@@ -53,7 +65,14 @@ class DataConfig(Config):
         return _absolute(self)
 
     def limit(self, split: Split) -> int | None:
-        """The size of the random subset of a split; None for all of it."""
+        """The size of the random subset of a split; None for all of it.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Raises:
+            KeyError: there is no such split.
+        """
         return {"train": self.train_limit, "validation": self.validation_limit, "test": self.test_limit}[split]
 
 

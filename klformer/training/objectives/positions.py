@@ -25,6 +25,21 @@ class PositionClassification(Objective):
     Args:
         num_classes: Number of classes; targets are 0 to num_classes - 1, or IGNORED.
         max_len: Longest sequence: so many predictions are kept of an example.
+
+    Raises:
+        ArgumentError: there are fewer than two classes, or no positions.
+
+    Examples:
+        Of three positions two are asked for, and one of these is right:
+
+        >>> import torch
+        >>> from klformer.data.sequences import IGNORED
+        >>> from klformer.training.objectives import PositionClassification
+        >>> objective = PositionClassification(num_classes=2, max_len=3)
+        >>> targets = torch.tensor([[1, IGNORED, 0]])
+        >>> objective.check_targets(targets)
+        >>> objective.measure(torch.tensor([[1, 0, 1]]), targets)
+        {'accuracy': 0.5, 'all_right': 0.0}
     """
 
     metrics: ClassVar[Sequence[Metric]] = (

@@ -21,6 +21,18 @@ class Regression(Objective):
         mean: Of the targets, so that a model need not learn where they are.
         scale: Their deviation, so that it need not learn how far they go. Predictions and metrics are in the targets'
             own units; the loss is not.
+
+    Raises:
+        ArgumentError: the scale is not above 0.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import Regression
+        >>> objective = Regression(mean=10.0, scale=2.0)
+        >>> objective.answers(torch.tensor([[0.5]]))
+        tensor([[11.]])
+        >>> objective.measure(torch.tensor([11.0, 8.0]), torch.tensor([12.0, 8.0]))
+        {'mse': 0.5, 'mae': 0.5, 'r2': 0.875}
     """
 
     metrics: ClassVar[Sequence[Metric]] = (
