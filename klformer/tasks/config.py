@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field
 
+from klformer.checks import check_choice
 from klformer.config import Config
 
 Split = Literal["train", "validation", "test"]
@@ -71,9 +72,11 @@ class DataConfig(Config):
             split: "train", "validation" or "test".
 
         Raises:
-            KeyError: there is no such split.
+            ArgumentError: there is no such split.
         """
-        return {"train": self.train_limit, "validation": self.validation_limit, "test": self.test_limit}[split]
+        limits = {"train": self.train_limit, "validation": self.validation_limit, "test": self.test_limit}
+        check_choice("split", split, limits)
+        return limits[split]
 
 
 def _absolute(config: SomeConfig) -> SomeConfig:

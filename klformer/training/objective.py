@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from klformer.checks import check_choice
 from klformer.data import Batch
 from klformer.data.sequences import AnyArray
 from klformer.errors import ArgumentError
@@ -287,6 +288,8 @@ class Objective(ABC):
             name: Of one of `metrics`.
 
         Raises:
-            StopIteration: there is no such metric.
+            ArgumentError: there is no such metric.
         """
-        return next(metric for metric in self.metrics if metric.name == name)
+        by_name = {metric.name: metric for metric in self.metrics}
+        check_choice("metric", name, by_name)
+        return by_name[name]

@@ -50,6 +50,11 @@ def test_metrics_know_their_direction():
     )
 
 
+def test_a_metric_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"metric must be one of 'accuracy', got 'acuracy'; did you mean 'accuracy'"):
+        Classification(num_classes=2).metric("acuracy")
+
+
 def test_cross_entropy_is_a_sum_over_examples_for_one_draw_and_for_several():
     scores, labels = torch.randn(4, 7, 5), torch.randint(0, 5, (7,))
     expected = -scores.log_softmax(-1).gather(-1, labels.expand(4, -1)[..., None]).sum((1, 2))
