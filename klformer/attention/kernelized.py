@@ -34,7 +34,18 @@ MAPS_WITH_FREQUENCIES = [name for name in FEATURE_MAPS if FEATURE_MAPS[name].nee
 
 
 class KernelizedAttention(AttentionMechanism):
-    """Attention with a kernel of finitely many features, linear in the length."""
+    """Attention with a kernel of finitely many features, linear in the length.
+
+    Args:
+        sizes: Heads, and sizes of queries and values.
+        kernel: Made for the same number and size of heads.
+
+    Examples:
+        >>> import torch, klformer
+        >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8)
+        >>> type(attention).__name__, type(attention.kernel).__name__
+        ('KernelizedAttention', 'Kernel')
+    """
 
     supports_key_bias = True
     supports_parts = True
@@ -85,6 +96,18 @@ class KernelizedAttention(AttentionMechanism):
         key_mask: Tensor | None = None,
         key_bias: Tensor | None = None,
     ) -> "KeyValueState | DecodingState":
+        """The state after more keys and values. For inference: no gradients.
+
+        Args:
+            state: Of `initial_state`, which stays as it is, or of `prepare_decoding`, which is changed.
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
+            key_mask: (B, S), True = keep.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S).
+
+        Raises:
+            ArgumentError: for another number of sequences than the state's.
+        """
         own = self._own(state)
         self._add(own, k, v, key_mask, key_bias)
         return state if isinstance(state, DecodingState) else own.state
@@ -102,8 +125,27 @@ class KernelizedAttention(AttentionMechanism):
     def kernel_state(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None
     ) -> KernelState:
-        """The state of keys (B, H, S, D) and values (B, H, S, E) with the present frequencies, as a value: it can be
-        read from, merged and written to a file. The kernel's envelope is in it."""
+        """The state of keys and values with the present frequencies, as a value.
+
+        It can be read from, merged and written to a file. The kernel's envelope is in it.
+
+        Args:
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
+            key_mask: (B, S), True = keep.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S).
+
+        Raises:
+            ArgumentError: shapes do not fit the attention, or each other.
+
+        Examples:
+            >>> import torch, klformer
+            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8)
+            >>> k, v, q = torch.randn(3, 1, 2, 50, 8)
+            >>> state = attention.kernel_state(k, v)
+            >>> torch.allclose(state.read(q), attention(q, k, v), atol=1e-5)
+            True
+        """
         self._check_operands(k, k, v, key_mask, causal=False)
         check_key_bias(key_bias, k)
         present = self.kernel.present()
@@ -212,8 +254,10 @@ def _register_kernel(
         if spectrum is not None:
             own = {key: values[key] for key in spectrum_options}
             made = spectrum(num_heads=sizes.num_heads, head_dim=sizes.head_dim, **own)
-        kernel = Kernel(feature_map, made, **{key: values[key] for key in kernel_options})
-        return KernelizedAttention(sizes, kernel)
+        own = {key: values[key] for key in kernel_options}
+        if own.get("envelope", "gaussian") != "gaussian" and own["norm_coefficient"] == options["norm_coefficient"]:
+            del own["norm_coefficient"]  # the default of a name, such as performer's, is for its own envelope
+        return KernelizedAttention(sizes, Kernel(feature_map, made, **own))
 
     ATTENTIONS.add(name, AttentionEntry(build, KernelizedAttention, options, summary))
 

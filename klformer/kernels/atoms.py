@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_number
 from klformer.kernels.coupling import orthogonal_rows
+from klformer.kernels.gaussian import GaussianSpectrum
 from klformer.kernels.spectrum import SPECTRA, SpectralDistribution
 
 PAIRS, ORTHOGONAL = "pairs", "orthogonal"
@@ -28,7 +29,7 @@ class AtomSpectrum(SpectralDistribution):
             negatives, which is the default of positive features; Fourier features can't tell the two of a pair apart,
             and never would. The norm is 1 / lengthscale for queries and keys as they come (without the factor
             D^(-1/4)). Short frequencies learn at the usual rates; with rows of norm sqrt(D) training diverges. The
-            name of another distribution starts from a draw of it.
+            name of another distribution ("gmm", "gaussian") starts from a draw of it.
         lengthscale: Divides the frequencies at the start.
 
     Raises:
@@ -53,8 +54,7 @@ class AtomSpectrum(SpectralDistribution):
         lengthscale: float = 1.0,
     ) -> None:
         super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
-        others = (name for name in SPECTRA if SPECTRA[name] is not AtomSpectrum)
-        check_choice("start", start, (PAIRS, ORTHOGONAL, *others))
+        check_choice("start", start, (PAIRS, ORTHOGONAL, *_distributions()))
         check_number("lengthscale", lengthscale, exclusive=True)
         self.start = start
         self.lengthscale = lengthscale
@@ -67,7 +67,7 @@ class AtomSpectrum(SpectralDistribution):
         """(H, R, D)."""
         if self.start not in (PAIRS, ORTHOGONAL):
             sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim, "num_frequencies": self.num_frequencies}
-            draw = SPECTRA[self.start](**sizes).frequencies()
+            draw = _distributions()[self.start](**sizes).frequencies()
             return draw.expand(self.num_heads, -1, -1).clone()
         count = -(-self.num_frequencies // 2) if self.start == PAIRS else self.num_frequencies
         rows = torch.stack([orthogonal_rows(count, self.head_dim, None) for _ in range(self.num_heads)])
@@ -77,7 +77,11 @@ class AtomSpectrum(SpectralDistribution):
         return rows * self.head_dim**0.25
 
     def resample(self, generator: torch.Generator | None = None) -> None:
-        """Nothing is random."""
+        """Nothing is random, and nothing is drawn.
+
+        Args:
+            generator: Of no effect.
+        """
 
     def frequencies(self) -> Tensor:
         return self.omega
@@ -87,3 +91,9 @@ class AtomSpectrum(SpectralDistribution):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, start={self.start!r}, lengthscale={self.lengthscale:g}"
+
+
+def _distributions() -> dict[str, type[SpectralDistribution]]:
+    """Those that atoms can start from: the Gaussian, which is not learned, and the registered ones but for atoms."""
+    learned = {name: SPECTRA[name] for name in SPECTRA if SPECTRA[name] is not AtomSpectrum}
+    return {"gaussian": GaussianSpectrum, **learned}

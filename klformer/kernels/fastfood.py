@@ -38,8 +38,9 @@ class FastFoodSpectrum(SpectralDistribution):
         lengthscale: Width of the kernel at the start. "auto" is 1 for the released initialisation and D^(1/4) for the
             structured one, at which queries and keys of unit variance, scaled by D^(-1/4), differ by an exponent of
             about 1, like the logits of softmax. With positive features it is the Gaussian kernel at 1 only.
-        coupling: "iid", or "antithetic": frequencies in pairs omega and -omega. (Blocks are independent of each other,
-            rows of a block nearly; they can't be orthogonal and stay Gaussian.)
+        coupling: "iid", or "antithetic": frequencies in pairs omega and -omega, for "prf"; it doubles the variance of
+            "rks". Not "orthogonal": rows of a block are orthogonal only if all of G have one size, and then they are
+            not Gaussian.
 
     Raises:
         ArgumentError: a value is not allowed.
@@ -147,4 +148,7 @@ class FastFoodSpectrum(SpectralDistribution):
         return rows[:, : self.num_frequencies]
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, learn={self.learn!r}, init={self.init!r}, lengthscale={self.lengthscale:g}"
+        return (
+            f"{super().extra_repr()}, learn={self.learn!r}, init={self.init!r}, lengthscale={self.lengthscale:g}, "
+            f"coupling={self.coupling!r}"
+        )

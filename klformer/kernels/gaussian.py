@@ -18,7 +18,8 @@ class GaussianSpectrum(SpectralDistribution):
         num_heads: Heads H.
         head_dim: Size D of a frequency.
         num_frequencies: Frequencies R.
-        coupling: How the frequencies of a draw depend on each other; see `kernels/coupling.py`.
+        coupling: How the frequencies of a draw depend on each other; see `kernels/coupling.py`. "antithetic" is for
+            "prf": it doubles the variance of "rks".
         lengthscale: Width of the kernel.
 
     Raises:
@@ -59,3 +60,6 @@ class GaussianSpectrum(SpectralDistribution):
 
     def linear_map(self) -> Tensor:
         return torch.eye(self.head_dim, dtype=self.omega.dtype, device=self.omega.device)[None] / self.lengthscale
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, coupling={self.coupling!r}, lengthscale={self.lengthscale:g}"

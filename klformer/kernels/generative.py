@@ -30,10 +30,12 @@ class GenerativeSpectrum(SpectralDistribution):
         num_frequencies: R; at least 2, for the batch norm.
         noise_dim: Size of n_m; the head size if None.
         hidden_dims: Widths of the hidden layers; four of the head size if None, as in the paper.
-        coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`.
+        coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`. "antithetic" is for
+            "prf".
 
     Raises:
         ArgumentError: a value is not allowed.
+        ArgumentTypeError: hidden_dims is no list or tuple.
 
     Examples:
         >>> from klformer.kernels import GenerativeSpectrum
@@ -79,3 +81,6 @@ class GenerativeSpectrum(SpectralDistribution):
 
     def frequencies(self) -> Tensor:
         return self.generator(self.noise).unsqueeze(0)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, coupling={self.coupling!r}"

@@ -18,6 +18,7 @@ from klformer.checks import check_choice, check_count, check_flag
 from klformer.errors import ArgumentError
 from klformer.kernels.coupling import Coupling, check_coupling, draw_noise
 from klformer.kernels.spectrum import SpectralDistribution
+from klformer.ops.feature_maps import FeatureMap
 
 
 class GaussianMixtureSpectrum(SpectralDistribution):
@@ -36,9 +37,10 @@ class GaussianMixtureSpectrum(SpectralDistribution):
             variances near 1 and mu ~ U(+-1/sqrt D). "identity" starts at unit covariance with means ~ U(+-1/sqrt D):
             near the Gaussian kernel. The default is "released": with RKS at D = 64 a unit covariance starts as noise
             (docs/decisions.md).
-        weights: "equal" gives every component 1/C, as the paper does; "learned" learns them, a head its own. For
-            components that are not tied: those at +mu and -mu are one and the same to a kernel of cosines.
-        coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`.
+        weights: "equal" gives every component 1/C, as the paper does; "learned" learns them, a head its own. A
+            kernel of cosines ("rks") can't tell tied components apart, at +mu and -mu, and refuses it for them.
+        coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`. "antithetic" is for
+            "prf": it doubles the variance of "rks".
 
     Raises:
         ArgumentError: a value is not allowed.
@@ -76,8 +78,6 @@ class GaussianMixtureSpectrum(SpectralDistribution):
             )
         check_choice("weights", weights, ("equal", "learned"))
         check_coupling(coupling)
-        if weights == "learned" and tied:
-            raise ArgumentError("weights='learned' needs components with means of their own; pass tied=False")
         if num_frequencies % num_components:
             raise ArgumentError(
                 f"num_frequencies must be a multiple of num_components={num_components}, got {num_frequencies}"
@@ -100,7 +100,17 @@ class GaussianMixtureSpectrum(SpectralDistribution):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the initial means and scales."""
+        """Draw the initial means and scales again, from torch's own generator.
+
+        Examples:
+            >>> import torch
+            >>> from klformer.kernels import GaussianMixtureSpectrum
+            >>> spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=3)
+            >>> before = spectrum.mean.clone()
+            >>> spectrum.reset_parameters()
+            >>> torch.equal(before, spectrum.mean)
+            False
+        """
         full = self.covariance_kind == "full"
         mean_bound = 1 / self.head_dim if full and self.init == "released" else self.head_dim**-0.5
         nn.init.uniform_(self.mean, -mean_bound, mean_bound)
@@ -124,7 +134,7 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         return (centred + self.mean.unsqueeze(-2)).flatten(1, 2)  # (H, C, M, D) -> (H, R, D)
 
     def paired_frequencies(self) -> tuple[Tensor, Tensor] | None:
-        return (self._centred().squeeze(1), self.mean.squeeze(1)) if self.tied else None
+        return (self._centred().squeeze(1), self.mean.squeeze(1)) if self.tied and self.logits is None else None
 
     def log_weights(self) -> Tensor | None:
         if self.logits is None:
@@ -132,6 +142,13 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         # Relative to equal weights: the kernel's value at distance 0 stays 1.
         relative = self.logits.log_softmax(-1) + math.log(self.num_components)
         return relative.repeat_interleave(self.num_frequencies // self.num_components, dim=-1)
+
+    def check_map(self, feature_map: FeatureMap) -> None:
+        if self.tied and self.logits is not None and not feature_map.exponential:
+            raise ArgumentError(
+                f"weights='learned' needs components with means of their own for {feature_map.name!r}, whose cosines "
+                "are the same at +mu and -mu; pass tied=False"
+            )
 
     def linear_map(self) -> Tensor | None:
         if self.scale.shape[1] > 1:
@@ -141,7 +158,19 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         return self.scale.squeeze(1).transpose(-1, -2)
 
     def covariance(self) -> Tensor:
-        """S S^T of every head and component, (H, C, D, D); tied components are listed once."""
+        """S S^T of every head and component.
+
+        Returns:
+            (H, C, D, D); tied components are listed once.
+
+        Examples:
+            >>> from klformer.kernels import GaussianMixtureSpectrum
+            >>> spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=3, init="identity")
+            >>> spectrum.covariance().shape
+            torch.Size([2, 1, 3, 3])
+            >>> spectrum.covariance()[0, 0].diagonal().tolist()
+            [1.0, 1.0, 1.0]
+        """
         if self.covariance_kind == "diagonal":
             return torch.diag_embed(self.scale.exp())
         return self.scale @ self.scale.transpose(-1, -2)
@@ -151,3 +180,10 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         if self.covariance_kind == "diagonal":
             return self.noise * (self.scale / 2).exp().unsqueeze(-2)
         return self.noise @ self.scale.transpose(-1, -2)
+
+    def extra_repr(self) -> str:
+        weights = "equal" if self.logits is None else "learned"
+        return (
+            f"{super().extra_repr()}, num_components={self.num_components}, covariance={self.covariance_kind!r}, "
+            f"tied={self.tied}, init={self.init!r}, weights={weights!r}, coupling={self.coupling!r}"
+        )

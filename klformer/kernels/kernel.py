@@ -18,6 +18,9 @@ from klformer.ops.spectral_product.parts import PartProduct, Parts
 
 Role = Literal["query", "key"]
 
+#: A learned smoothing is no smaller: attention divides by half of it at worst.
+LEAST_SMOOTHING = 1e-4
+
 
 class Kernel(nn.Module):
     """kappa(q, k) = E phi(q).phi(k) + smoothing, estimated with the frequencies that the distribution holds.
@@ -49,8 +52,28 @@ class Kernel(nn.Module):
         >>> from klformer.kernels import GaussianMixtureSpectrum, Kernel
         >>> spectrum = GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_frequencies=32)
         >>> kernel = Kernel("rks", spectrum, smoothing=0.1)
-        >>> kernel.estimate(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)).shape
-        torch.Size([1, 2, 5, 7])
+        >>> q, k, v = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 4)
+        >>> weights = kernel.estimate(q, k)
+        >>> weights.shape, kernel.attend(q, k, v).shape
+        (torch.Size([1, 2, 5, 7]), torch.Size([1, 2, 5, 4]))
+
+        Its features: a cosine and a sine for each frequency, and one for the smoothing.
+
+        >>> features = kernel.features(q, "query")
+        >>> features.shape, kernel.scaled_frequencies().shape
+        (torch.Size([1, 2, 5, 65]), torch.Size([2, 32, 8]))
+        >>> torch.allclose(features @ kernel.features(k, "key").transpose(-1, -2), weights)
+        True
+
+        What the product is given; only positive features have an envelope:
+
+        >>> positive = Kernel("prf", spectrum, norm_coefficient=0.5)
+        >>> positive.log_weights(positive.present(), k, key_mask=None).shape
+        torch.Size([1, 2, 7])
+        >>> kernel.log_weights(kernel.present(), k, key_mask=None) is None
+        True
+        >>> round(positive.number_for_norms() * 8**0.5, 3), kernel.number_for_norms()
+        (0.5, None)
     """
 
     def __init__(
@@ -77,10 +100,17 @@ class Kernel(nn.Module):
         flags = {"learn_smoothing": learn_smoothing, "learn_temperature": learn_temperature}
         for name, flag in {**flags, "redraw": redraw, "frozen": frozen}.items():
             check_flag(name, flag)
+        if envelope != "gaussian" and not self.feature_map.exponential:
+            raise ArgumentError(f"envelope must be 'gaussian' for {feature_map!r}, which has none, got {envelope!r}")
+        if norm_coefficient != 1 and not (self.feature_map.exponential and envelope == "gaussian"):
+            what = f"envelope={envelope!r}" if self.feature_map.exponential else repr(feature_map)
+            raise ArgumentError(f"norm_coefficient must be 1 for {what}, which has no c, got {norm_coefficient!r}")
         if smoothing and not self.feature_map.takes_smoothing:
             raise ArgumentError(f"smoothing must be 0 for {feature_map!r}, got {smoothing!r}")
-        if learn_smoothing and not smoothing:
-            raise ArgumentError("learn_smoothing needs a smoothing above 0 to start from, got 0")
+        if learn_smoothing and smoothing < LEAST_SMOOTHING:
+            raise ArgumentError(
+                f"learn_smoothing needs a smoothing of at least {LEAST_SMOOTHING:g} to start from, got {smoothing!r}"
+            )
         if learn_temperature and spectrum is None:
             raise ArgumentError(f"learn_temperature must be False for {feature_map!r}, which takes inputs as they are")
         if envelope == "matched" and (spectrum is None or spectrum.linear_map() is None):
@@ -88,6 +118,8 @@ class Kernel(nn.Module):
                 "envelope='matched' needs frequencies that are one linear map of Gaussian noise (a Gaussian, or a "
                 "mixture whose components share their scale); 'simplex' is for any"
             )
+        if spectrum is not None:
+            spectrum.check_map(self.feature_map)
         self.spectrum = spectrum
         self.envelope = envelope
         self.norm_coefficient = norm_coefficient
@@ -112,7 +144,19 @@ class Kernel(nn.Module):
         key_bias: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Attention with this kernel; shapes as in `spectral_product`, to which they must have been checked to fit."""
+        """Attention with this kernel. Nothing is checked: that is the caller's.
+
+        Args:
+            q: Queries (B, H, L, D).
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
+            key_mask: (B, S), True = keep.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S), besides those of the envelope.
+            causal: Query i sees keys 0 .. i only; needs L = S.
+
+        Returns:
+            (B, H, L, E).
+        """
         present, mask = self.present(), kept_keys(key_mask, key_bias)
         norm = self.number_for_norms()
         bias = self.log_weights(present, k, mask, key_bias) if norm is None else key_bias
@@ -129,7 +173,29 @@ class Kernel(nn.Module):
         causal: bool = False,
         parts: Parts,
     ) -> PartProduct:
-        """As `attend` for a sequence that is in parts: begun with the keys of this one."""
+        """As `attend` for a sequence that is in parts: begun with the keys of this one.
+
+        Args:
+            k: Keys of this part, (B, H, S, D).
+            v: Its values, (B, H, S, E).
+            key_mask: (B, S), True = keep.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S).
+            causal: Queries see no later keys, of this part and of others.
+            parts: Those who have the parts.
+
+        Returns:
+            A product whose sums are under way; its `read` takes the queries of this part.
+
+        Examples:
+            >>> import torch
+            >>> from klformer.kernels import GaussianSpectrum, Kernel
+            >>> from klformer.ops.spectral_product.parts import Past
+            >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8))
+            >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+            >>> begun = kernel.begin(k, v, causal=True, parts=Past())
+            >>> torch.allclose(begun.read(q), kernel.attend(q, k, v, causal=True), atol=1e-5)
+            True
+        """
         present, mask = self.present(), kept_keys(key_mask, key_bias)
         bias = self.log_weights(present, k, mask, key_bias)
         return PartProduct(present, k, v, key_mask=mask, key_bias=bias, causal=causal, parts=parts)
@@ -155,14 +221,18 @@ class Kernel(nn.Module):
     def log_weights(
         self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None = None
     ) -> Tensor | None:
-        """The log-weights of keys (B, H, S, D): their envelope, and those that are given.
+        """The log-weights of keys: their envelope, and those that are given.
 
         Not the simplex envelope: the product makes it of the scores that it has anyway (`SpectralKernel.simplex`).
 
         Args:
             present: What `present()` gives.
+            k: Keys (B, H, S, D).
             key_mask: (B or 1, H or 1, S), True = keep.
             key_bias: (B or 1, H or 1, S).
+
+        Returns:
+            (B, H, S); `key_bias` if there is no envelope.
         """
         envelope = None if present.simplex else self._envelope(present, k, key_mask)
         if envelope is None:
@@ -170,11 +240,17 @@ class Kernel(nn.Module):
         return envelope if key_bias is None else envelope + key_bias
 
     def features(self, x: Tensor, role: Role) -> Tensor:
-        """Explicit features (B, H, L, F): phi(q).phi(k) is what attention weighs a key with, smoothing included, but
-        for a factor of the query that cancels there: an envelope belongs to keys.
+        """Explicit features: phi(q).phi(k) is what attention weighs a key with, smoothing included.
 
-        For analysis: differentiable, of the size of the whole sequence, and without the shifts that keep attention
-        from overflowing.
+        But for a factor of the query that cancels there: an envelope belongs to keys. For analysis: differentiable, of
+        the size of the whole sequence, and without the shifts that keep attention from overflowing.
+
+        Args:
+            x: Queries or keys, (B, H, L, D).
+            role: "query" or "key".
+
+        Returns:
+            (B, H, L, F).
         """
         with full_precision(x) as dtype:
             x = x.to(dtype)
@@ -195,7 +271,15 @@ class Kernel(nn.Module):
             return torch.cat([features, constant], dim=-1)
 
     def estimate(self, q: Tensor, k: Tensor) -> Tensor:
-        """The kernel itself for all pairs of q (B, H, L, D) and k (B, H, S, D): (B, H, L, S). For analysis."""
+        """The kernel itself for all pairs of queries and keys. For analysis.
+
+        Args:
+            q: Queries (B, H, L, D).
+            k: Keys (B, H, S, D).
+
+        Returns:
+            (B, H, L, S).
+        """
         products = self.features(q, "query") @ self.features(k, "key").transpose(-1, -2)
         envelope = self._envelope(self.present(), q, None)
         return products if envelope is None else products * envelope.exp().unsqueeze(-1)
@@ -219,12 +303,16 @@ class Kernel(nn.Module):
     def _present_smoothing(self, like: Tensor) -> Tensor | None:
         """(H or 1,), on the device and in the precision of `like` where it is not learned."""
         if self.log_smoothing is not None:
-            return self.log_smoothing.exp()
+            # The bound is left out of the gradient: that of a clamp is 0, and what is below would stay there.
+            below = (math.log(LEAST_SMOOTHING) - self.log_smoothing.detach()).clamp(min=0)
+            return (self.log_smoothing + below).exp()
         return like.new_full((1,), self.smoothing) if self.smoothing else None
 
     def number_for_norms(self) -> float | None:
-        """c of exp(-c |k|^2) if this is the envelope and c is a number: the product then makes it by itself, which
-        takes less memory for gradients."""
+        """c of exp(-c |k|^2) if this is the envelope and c is a number; None otherwise.
+
+        The product then makes the envelope by itself, which takes less memory for gradients.
+        """
         scale = self._scale()
         if self.feature_map.exponential and self.envelope == "gaussian" and not isinstance(scale, Tensor):
             return self.norm_coefficient * scale**2
@@ -250,5 +338,15 @@ class Kernel(nn.Module):
         return gaussian_envelope(x, self.norm_coefficient, key_mask) * scale.square().squeeze(-1)
 
     def extra_repr(self) -> str:
-        options = {"prf": f", envelope={self.envelope!r}", "rks": f", smoothing={self.smoothing:g}"}
-        return f"feature_map={self.feature_map.name!r}{options.get(self.feature_map.name, '')}"
+        options = [f"feature_map={self.feature_map.name!r}"]
+        if self.feature_map.exponential:
+            options.append(f"envelope={self.envelope!r}")
+            if self.envelope == "gaussian":
+                options.append(f"norm_coefficient={self.norm_coefficient:g}")
+        if self.feature_map.takes_smoothing:
+            options.append(f"smoothing={self.smoothing:g}")
+        learned = {"learn_smoothing": self.log_smoothing, "learn_temperature": self.log_temperature}
+        options += [f"{name}=True" for name, parameter in learned.items() if parameter is not None]
+        if self.spectrum is not None and type(self.spectrum).redraw and not self.spectrum.redraw:
+            options.append("redraw=False")
+        return ", ".join(options)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from klformer.checks import check_count
 from klformer.noise import Resampled
+from klformer.ops.feature_maps import FeatureMap
 from klformer.registry import Registry
 
 
@@ -52,6 +53,15 @@ class SpectralDistribution(Resampled):
         ...         return self.noise * self.sides
         >>> klformer.register_spectrum("box", Box)
         >>> attention = klformer.build_attention("box-prf", num_heads=2, head_dim=8)
+
+        What the kernel asks of it:
+
+        >>> box = attention.kernel.spectrum
+        >>> box.resample(torch.Generator().manual_seed(1))
+        >>> box.frequencies().shape, box.anchor().dtype
+        (torch.Size([2, 16, 8]), torch.float32)
+        >>> box.log_weights(), box.paired_frequencies(), box.linear_map()
+        (None, None, None)
     """
 
     #: Defaults of options that depend on the feature map: {"prf": {"option": value}}.
@@ -68,24 +78,54 @@ class SpectralDistribution(Resampled):
 
     @abstractmethod
     def frequencies(self) -> Tensor:
-        """Omega, (H or 1, R, D), differentiable in the parameters."""
+        """Omega, differentiable in the parameters.
+
+        Returns:
+            (H or 1, R, D).
+        """
 
     def log_weights(self) -> Tensor | None:
-        """Logarithms of the frequencies' weights, (H or 1, R), differentiable; None if all weigh the same."""
+        """Logarithms of the frequencies' weights.
+
+        Returns:
+            (H or 1, R), differentiable; None if all weigh the same.
+        """
         return None
 
     def paired_frequencies(self) -> tuple[Tensor, Tensor] | None:
-        """Omega (H or 1, R / 2, D) and an offset (H or 1, D), if the frequencies are omega + offset and omega - offset
-        with equal weights: a form that costs RKS half. None if they do not come in pairs."""
+        """Frequencies in pairs omega + offset and omega - offset with equal weights: a form that costs RKS half.
+
+        Returns:
+            Omega (H or 1, R / 2, D) and the offset (H or 1, D); None if they do not come in pairs.
+        """
         return None
 
     def linear_map(self) -> Tensor | None:
-        """M (H or 1, D, D) if the frequencies are M^T n + mean with n ~ N(0, I), one M for all; None otherwise."""
+        """M if the frequencies are M^T n + mean with n ~ N(0, I), one M for all.
+
+        Returns:
+            (H or 1, D, D); None otherwise.
+        """
         return None
+
+    def check_map(self, feature_map: FeatureMap) -> None:
+        """Called when a kernel is made with this map.
+
+        Args:
+            feature_map: That of the kernel.
+
+        Raises:
+            ArgumentError: an option of the distribution makes no sense with the map.
+
+        Examples:
+            >>> from klformer.kernels import GaussianSpectrum
+            >>> from klformer.ops.feature_maps import FEATURE_MAPS
+            >>> GaussianSpectrum(num_heads=2, head_dim=8).check_map(FEATURE_MAPS["prf"])  # nothing is wrong
+        """
 
     def anchor(self) -> Tensor:
         """A tensor that tells the device and the precision that the module was moved to."""
-        return next(chain(self.buffers(), self.parameters()))
+        return next(tensor for tensor in chain(self.buffers(), self.parameters()) if tensor.is_floating_point())
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_frequencies={self.num_frequencies}"

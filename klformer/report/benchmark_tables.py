@@ -152,12 +152,13 @@ def attention_table(name: str, benchmark: AttentionBenchmark) -> Table:
 def comparison_table(name: str, benchmark: PeerBenchmark) -> Table:
     """Time and memory of each peer relative to klformer's, and whether the results are the same."""
     ratios = "the peer's / klformer's"
+    kept = any(row.time_kept is not None for row in benchmark.comparisons)
     columns = (
         Column("peer", numeric=False),
         Column("klformer", numeric=False),
         Column("tokens"),
         Column("time", "here", ratios, hint=TIME_RATIO_HINT),
-        Column("time, freed memory kept", "here", ratios, hint=KEPT_HINT),
+        *([Column("time, freed memory kept", "here", ratios, hint=KEPT_HINT)] if kept else []),
         Column("rounds", "here", ratios, hint=ROUNDS_HINT),
         Column("memory", "here", ratios, hint=MEMORY_RATIO_HINT),
         Column("same results", numeric=False, hint="relative RMS difference, in single precision"),
@@ -168,7 +169,7 @@ def comparison_table(name: str, benchmark: PeerBenchmark) -> Table:
             words(row.ours, code=True),
             number(row.length, "{:,}"),
             _spread(row.time, "{:.2f}".format),
-            _spread(row.time_kept, "{:.2f}".format),
+            *([_spread(row.time_kept, "{:.2f}".format)] if kept else []),
             number(row.rounds, "{:,}"),
             _spread(row.memory, "{:.2f}".format),
             _same(row),

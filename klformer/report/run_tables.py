@@ -149,6 +149,7 @@ def _setting_columns(metric: Metric, *, has_paper: bool, extras: Sequence[str]) 
         *(Column(title, "here", scores, hint=hint) for title, scores, hint in map(EXTRAS.__getitem__, extras)),
         Column("validation", "here", score, hint="best on the validation set so far, also of unfinished runs"),
         Column("best step", "here", hint="step of the weights that were tested"),
+        Column("frequencies moved", "here", hint="relative change of the frequencies since the start, equal noise"),
         Column("kernel moved", "here", hint="relative change of the kernel since the start, under equal noise"),
         Column("tokens/s", "here", cost, hint="median speed of training; other work on the machine shows in it"),
         Column("minutes", "here", cost, hint="wall time of training, pauses included"),
@@ -180,6 +181,7 @@ def _costs(group: Group) -> tuple[Cell, ...]:
     seconds, memory = group.number("train_seconds"), group.number("peak_memory_bytes")
     return (
         number(group.number("best_step"), "{:,.0f}"),
+        number(group.number("kernel_frequencies_moved"), "{:.2f}"),
         number(group.number("kernel_moved"), "{:.2f}"),
         number(group.speed(), "{:,.0f}"),
         number(None if seconds is None else seconds / 60, "{:.1f}"),

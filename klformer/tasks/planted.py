@@ -84,8 +84,13 @@ class Planted(Task):
         self.input_dim = 2 * config.dim + 1
 
     def detail(self) -> str:
-        """The kernel, because each is a task of its own."""
-        return self.config.kernel
+        """The kernel, because each is a task of its own; dimensions and length where they are not the usual ones."""
+        parts = [
+            self.config.kernel,
+            f"dim {self.config.dim}" if self.config.dim != DIM else "",
+            f"length {self.max_len}" if self.max_len != LENGTH else "",
+        ]
+        return " ".join(filter(None, parts))
 
     def validation_source(self) -> Literal["file", "train", "test"]:
         return "file"

@@ -58,7 +58,8 @@ PRESETS: Mapping[str, Preset] = {
         },
         "optimiser": {**LRA_OPTIMISER, "learning_rate": 3e-3, "weight_decay": 0.0},
         "schedule": {"kind": "cosine", "warmup_steps": 50},
-        "training": {**_TRAINING, "max_steps": 1200},
+        # Softmax has 99.8% after 200 steps. gmm-rks has 74% after 1,200 if these are all, and 97% after 3,000.
+        "training": {**_TRAINING, "max_steps": 3000},
         "attention": _ATTENTION,
     },
 }  # fmt: skip
@@ -131,11 +132,16 @@ class Recall(Task):
         self.input_dim = None if self.is_causal else 2 * config.num_symbols
 
     def detail(self) -> str:
-        """Form, pairs and symbols, where they are not the usual ones: each is a task of its own."""
+        """Form, pairs and symbols, queries and length, where they are not the usual ones: each is a task of its own."""
         config = self.config
         unusual = config.num_pairs != PAIRS or config.num_symbols != SYMBOLS
-        sizes = f"{config.num_pairs} of {config.num_symbols}" if unusual else ""
-        return f"{'causal ' if self.is_causal else ''}{sizes}".strip()
+        parts = [
+            "causal" if self.is_causal else "",
+            f"{config.num_pairs} of {config.num_symbols}" if unusual else "",
+            f"queries {config.num_queries}" if config.num_queries != QUERIES else "",
+            f"length {self.max_len}" if self.max_len != config.shortest else "",
+        ]
+        return " ".join(filter(None, parts))
 
     def validation_source(self) -> Literal["file", "train", "test"]:
         return "file"

@@ -31,6 +31,7 @@ from klformer.testing.subjects import (
     KERNELS,
     MECHANISMS,
     NAMES,
+    VARIANTS,
     WITH_FREQUENCIES,
     WITH_NOISE,
     every_attention,
@@ -41,7 +42,7 @@ from klformer.testing.subjects import (
 FEW = 8
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", DECODING + VARIANTS)
 def test_steps_equal_the_causal_sequence(name):
     mechanism, x = build(name).eval(), operands(causal=True)
     expected = mechanism(*x, causal=True)
@@ -54,7 +55,7 @@ def test_steps_equal_the_causal_sequence(name):
     assert torch.equal(again, out), "a state must not be changed by a step"
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", DECODING + VARIANTS)
 def test_prepared_decoding_equals_the_causal_sequence(name):
     mechanism, x = build(name).eval(), operands(causal=True)
     expected = mechanism(*x, causal=True)
@@ -94,13 +95,25 @@ def test_decoding_that_is_not_possible_is_refused(name):
         mechanism.initial_state(BATCH)
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", DECODING + VARIANTS)
 def test_a_prompt_is_absorbed_at_once(name):
     mechanism, x = problem(name)
     key_mask = half_masked()
     state = mechanism.absorb(mechanism.initial_state(BATCH), x.k, x.v, key_mask=key_mask)
     expected = mechanism(*x, key_mask=key_mask)
     torch.testing.assert_close(mechanism.read(state, x.q), expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", KERNELS + VARIANTS)
+def test_states_of_two_parts_are_merged(name):
+    mechanism, x = problem(name)
+    key_mask, empty = half_masked(), mechanism.initial_state(BATCH)
+    first, second = (
+        mechanism.absorb(empty, x.k[:, :, part], x.v[:, :, part], key_mask=key_mask[:, part])
+        for part in (slice(None, 5), slice(5, None))
+    )
+    merged = mechanism.read(mechanism.merge(first, second), x.q)
+    torch.testing.assert_close(merged, mechanism(*x, key_mask=key_mask), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -25,6 +25,7 @@ from klformer.testing.subjects import (
     NAMES,
     WITH_FREQUENCIES,
     every_direction,
+    every_direction_and_variant,
     gradients,
 )
 
@@ -116,7 +117,7 @@ def test_padding_cannot_leak(name, causal, poison):
     assert all(g.isfinite().all() for g in gradients(x))
 
 
-@every_direction
+@every_direction_and_variant
 def test_nothing_to_attend_to_gives_zero(name, causal):
     mechanism, x = problem(name, dtype=torch.float32, causal=causal)
     x.require_grad()
@@ -155,7 +156,7 @@ def test_no_look_ahead(name):
     torch.testing.assert_close(poisoned[:, :, : position + 1], out[:, :, : position + 1], atol=1e-5, rtol=1e-5)
 
 
-@every_direction
+@every_direction_and_variant
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("std", [0.0, 1e-3, 32.0, 1e4])
 def test_extreme_inputs_stay_finite(name, causal, std, masked):
@@ -169,7 +170,7 @@ def test_extreme_inputs_stay_finite(name, causal, std, masked):
     assert all(p.grad.isfinite().all() for p in mechanism.parameters())
 
 
-@every_direction
+@every_direction_and_variant
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_inputs(name, causal, dtype):
     mechanism, full = problem(name, dtype=torch.float32, causal=causal)

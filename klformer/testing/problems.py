@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import klformer
+from klformer.attention import AttentionSpec
 
 # A swapped axis can't pass: every size is its own prime (frequencies come in pairs for the tied mixture).
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM, VALUE_DIM, FREQUENCIES = 2, 3, 11, 13, 5, 7, 34
@@ -62,14 +63,15 @@ def small_options(name: str) -> dict[str, Any]:
 
 
 def build(name: str, *, dtype=torch.float64, max_len=MAX_LEN, **options) -> klformer.AttentionMechanism:
-    """The attention at the sizes above."""
+    """The attention at the sizes above; the name may have options, as on the command line."""
+    spec = AttentionSpec.parse(name)
     mechanism = klformer.build_attention(
-        name,
+        spec.name,
         num_heads=HEADS,
         head_dim=HEAD_DIM,
         value_dim=VALUE_DIM,
         max_len=max_len,
-        **(small_options(name) | options),
+        **(small_options(spec.name) | spec.options | options),
     )
     return mechanism.to(dtype)
 

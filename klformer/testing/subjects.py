@@ -18,12 +18,29 @@ LEARNED = [name for name in KERNELS if "frozen" in klformer.attention_options(na
 WITH_FREQUENCIES = [name for name in NAMES if "num_frequencies" in klformer.attention_options(name)]
 WITH_NOISE = [name for name, mechanism in MECHANISMS.items() if has_noise(mechanism)]
 
+#: Kernels with options that are not the usual ones, each of them at least once: for contracts that they could break.
+VARIANTS = [
+    "gmm-prf:envelope=matched,coupling=antithetic,covariance=full",
+    "gmm-prf:envelope=simplex,weights=learned,learn_temperature=true",
+    "gmm-rks:tied=false,weights=learned,learn_smoothing=true,coupling=orthogonal",
+    "fastfood-prf:envelope=simplex,coupling=antithetic,init=released",
+    "fastfood-rks:learn=s,learn_temperature=true,redraw=false",
+    "generative-prf:envelope=simplex,coupling=orthogonal",
+    "atoms-prf:envelope=gaussian,norm_coefficient=0.5,start=gmm",
+]
+
 every_attention = pytest.mark.parametrize("name", NAMES)
 #: Every attention as it can be used: not all have a causal form.
 every_direction = pytest.mark.parametrize(
     ("name", "causal"),
     [(name, False) for name in NAMES] + [(name, True) for name in CAUSAL],
     ids=NAMES + [f"{name}-causal" for name in CAUSAL],
+)
+#: The same with variants, all of which have a causal form.
+every_direction_and_variant = pytest.mark.parametrize(
+    ("name", "causal"),
+    [(name, False) for name in NAMES + VARIANTS] + [(name, True) for name in CAUSAL + VARIANTS],
+    ids=NAMES + VARIANTS + [f"{name}-causal" for name in CAUSAL + VARIANTS],
 )
 
 

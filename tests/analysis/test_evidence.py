@@ -1,16 +1,23 @@
 """Learned against frozen: pairs, their differences and standard errors, and the answer that follows from them."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from run_support import tiny
 
+import klformer
 from klformer.analysis.evidence import recommend as recommending
 from klformer.analysis.evidence.chart import draw
 from klformer.analysis.evidence.command import EvidenceAnalysis, markdown, run
 from klformer.analysis.evidence.measure import comparisons, measured
 from klformer.analysis.evidence.recommend import Needs, recommend, relative_work
+from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.naming import setting_name
+from klformer.runs.presets import preset
 from klformer.runs.train import train_run
 from klformer.training.progress import SilentReporter
 
@@ -75,13 +82,60 @@ def test_every_setting_has_a_panel_with_its_attentions():
     assert [label.get_text() for label in second.get_yticklabels()] == ["gmm-rks, kept"]
 
 
-@pytest.fixture
-def evidence(monkeypatch):
-    values = {"softmax": 100.0, "linear-elu": 90.0, "gmm-prf": 99.5, "gmm-rks": 99.4, "gmm-prf:redraw=false": 95.0}
-    found = [number for name, value in values.items() for number in numbers(name, {0: value}, recommending._SETTING)]
+@pytest.mark.parametrize(
+    ("task", "data", "setting"),
+    [
+        ("recall", {}, "recall-laptop"),
+        ("recall", {"max_len": 20}, "recall-laptop"),
+        ("recall", {"num_pairs": 32}, "recall32-of-64-laptop"),
+        ("recall", {"num_queries": 2}, "recall-queries-2-laptop"),
+        ("recall", {"max_len": 40}, "recall-length-40-laptop"),
+        (
+            "recall",
+            {"form": "causal", "num_pairs": 8, "num_queries": 8, "max_len": 32},
+            "recall-causal-8-of-64-queries-8-length-32-laptop",
+        ),
+        ("planted", {}, "planted-periodic-laptop"),
+        ("planted", {"kernel": "mixture", "dim": 4, "max_len": 32}, "planted-mixture-laptop"),
+        ("planted", {"dim": 8}, "planted-periodic-dim-8-laptop"),
+        ("planted", {"max_len": 64}, "planted-periodic-length-64-laptop"),
+    ],
+)
+def test_data_of_another_kind_is_another_setting(task, data, setting):
+    whole = preset("laptop", task, AttentionSpec(name="softmax")).model_dump()
+    whole["data"] |= data
+    assert setting_name(ExperimentConfig.model_validate(whole)) == setting
+
+
+def test_two_runs_that_cannot_be_told_apart_are_refused(tmp_path):
+    folders = [tmp_path / "runs" / name for name in ("a", "b")]
+    for folder in folders:
+        attention = "gmm-rks:num_frequencies=8,frozen=true"
+        train_run(tiny(tmp_path, attention, max_steps=1), folder, resume=False, reporter=SilentReporter())
+    message = (
+        "runs/a and .*runs/b can't be told apart: both are gmm-rks:num_frequencies=8, frozen, of seed 0 in sparsity"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        run(EvidenceAnalysis(runs=(tmp_path / "runs",), out=tmp_path / "out"))
+    run(EvidenceAnalysis(runs=(folders[0], folders[0]), out=tmp_path / "out"))  # one run, named twice
+
+
+def measure_on_recall(monkeypatch, values):
+    """Let the answers come from these accuracies, one or several seeds each."""
+    found = [
+        number
+        for name, accuracies in values.items()
+        for number in numbers(name, dict(enumerate(accuracies)), recommending._SETTING)
+    ]
     rows = [comparison.as_row() for comparison in comparisons(found)]
     facts = {"processor": "a machine", "date": "2026-11-17T00:00:00"}
     monkeypatch.setattr(recommending, "measurements", lambda: {"rows": rows, "environment": facts})
+
+
+@pytest.fixture
+def evidence(monkeypatch):
+    values = {"softmax": 100.0, "linear-elu": 90.0, "gmm-prf": 99.5, "gmm-rks": 99.4, "gmm-prf:redraw=false": 95.0}
+    measure_on_recall(monkeypatch, {name: [value] for name, value in values.items()})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +153,45 @@ def test_the_answer_fits_the_needs(evidence, needs, attention):
     answer = recommend(needs)
     assert answer.attention == attention
     assert answer.reasons
+
+
+@pytest.mark.parametrize(
+    ("values", "attention"),
+    [
+        ({"gmm-rks": [100, 100], "gmm-prf": [99.6, 99.6]}, "gmm-prf"),  # less work
+        ({"atoms-rks": [100, 100], "fastfood-rks": [99.5, 100]}, "fastfood-rks"),  # the paper's
+        ({"gmm-rks:redraw=false": [100, 100], "gmm-rks:frozen=true": [100, 100], "gmm-rks": [99.8, 100]}, "gmm-rks"),
+        ({"gmm-rks": [99.8, 100], "generative-rks": [99.9, 99.9]}, "generative-rks"),  # a smaller deviation
+        ({"generative-rks": [100, 100], "fastfood-rks": [100, 100]}, "fastfood-rks"),  # the order of names
+    ],
+)
+def test_a_rule_decides_among_equals(monkeypatch, values, attention):
+    for order in (values, dict(reversed(values.items()))):
+        measure_on_recall(monkeypatch, order)
+        assert recommend(Needs(length=16_384)).attention == attention
+
+
+def test_the_cheapest_is_one_that_fits_the_other_needs(monkeypatch):
+    measure_on_recall(monkeypatch, {"gmm-prf": [99], "gmm-rks:redraw=false": [98]})
+    assert recommend(Needs(length=512, budget=1e-6)).attention == "gmm-prf"
+    answer = recommend(Needs(length=512, budget=1e-6, deterministic=True))
+    assert answer.attention == "gmm-rks:redraw=false"
+    assert [candidate["attention"] for candidate in answer.candidates] == ["gmm-rks:redraw=false"]
+
+
+@pytest.mark.parametrize(
+    ("situation", "needs"),
+    [
+        ("short sequences", [Needs(length=length, head_dim=32) for length in (16, 64, 6 * 32)]),
+        ("long sequences", [Needs(length=length, head_dim=32) for length in (6 * 32 + 1, 4096, 100_000)]),
+        ("outputs that must be the same every time", [Needs(length=4096, deterministic=True)]),
+    ],
+)
+def test_the_page_says_what_the_command_says(situation, needs):
+    page = (Path(klformer.__file__).parents[1] / "docs" / "which-kernel.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {situation}")]
+    first = re.search("`(.*?)`", row.split("|")[2]).group(1)
+    assert {recommend(each).attention for each in needs} == {first}
 
 
 def test_work_is_counted_in_multiplications():

@@ -1,6 +1,7 @@
 """What trained projections can absorb of a kernel, and what they can't (docs/identifiability.md)."""
 
 import copy
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -124,6 +125,43 @@ def test_a_mixture_of_widths_is_not_absorbed():
         return (gaussian(3 * q, 3 * k) + gaussian(q / 2, k / 2)) / 2
 
     assert linear_fit_error(mixed, gaussian) > 0.1
+
+
+def rest_of_linear_map(before, after):
+    """How far frequencies (R, D) are from the best linear map of others, relative; in any order and with any signs, of
+    which cosines know nothing."""
+    basis = torch.linalg.qr(before).Q
+    rests = []
+    for order in permutations(range(len(after))):
+        for signs in product((1.0, -1.0), repeat=len(after)):
+            other = after[list(order)] * torch.tensor(signs, dtype=after.dtype).unsqueeze(-1)
+            rests.append((other - basis @ (basis.T @ other)).norm() / other.norm())
+    return min(rests).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "absorbed"),
+    [
+        ("gmm-rks", {"tied": False, "num_components": 1}, True),
+        ("generative-rks", {}, False),
+        ("atoms-rks", {}, False),
+        ("fastfood-rks", {}, False),
+    ],
+)
+def test_the_shape_of_a_distribution_is_not_absorbed(name, options, absorbed):
+    """What training does to the frequencies of a generator, atoms or FastFood is no linear map of them: cosines of
+    different frequencies are linearly independent, so that no map of queries and keys makes the same kernel."""
+    sizes = {"num_heads": 1, "head_dim": 3, "num_frequencies": 4}
+    spectrum = klformer.build_attention(name, **sizes, **options).double().kernel.spectrum
+    with torch.no_grad():
+        if absorbed:
+            spectrum.mean.zero_()
+        before = spectrum.frequencies()[0].clone()
+        for key, parameter in spectrum.named_parameters():
+            if key != "mean":
+                parameter += 0.5 * torch.randn_like(parameter)
+        rest = rest_of_linear_map(before, spectrum.frequencies()[0])
+    assert rest < 1e-12 if absorbed else rest > 0.01
 
 
 def test_the_smoothing_is_not_absorbed():

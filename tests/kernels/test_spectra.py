@@ -80,10 +80,12 @@ def test_mixture_estimates_its_closed_form(covariance, tied, components, points)
     assert_unbiased(spectrum, points, [("rks", 1.0, rks), ("prf", 1.0, prf)])
 
 
-@pytest.mark.parametrize("frequencies", [4, 8, 21])
-def test_structured_fastfood_estimates_the_gaussian_kernel(frequencies, points):
+@pytest.mark.parametrize(
+    ("frequencies", "coupling"), [(4, "iid"), (8, "iid"), (21, "iid"), (8, "antithetic"), (21, "antithetic")]
+)
+def test_structured_fastfood_estimates_the_gaussian_kernel(frequencies, coupling, points):
     spectrum = FastFoodSpectrum(
-        num_heads=HEADS, head_dim=DIM, num_frequencies=frequencies, learn="none", lengthscale=1.0
+        num_heads=HEADS, head_dim=DIM, num_frequencies=frequencies, learn="none", lengthscale=1.0, coupling=coupling
     ).double()
     expected = exact.gaussian_kernel(*points)
     assert_unbiased(spectrum, points, [("rks", 1.0, expected), ("prf", 1.0, expected)])

@@ -64,6 +64,18 @@ def test_forward_mode(feature_map, causal):
 
 
 @maps
+@pytest.mark.parametrize("length", [1, 32, 37, 200])
+@pytest.mark.parametrize("spread", [1.0, 100.0])
+def test_the_causal_product_in_plain_operations_is_exact(feature_map, length, spread):
+    """Also where keys and log-weights are so far apart that nothing may refer to the largest of all."""
+    operands, product = problem(feature_map, length=length)
+    operands = [spread * x if number in (1, 3) else x for number, x in enumerate(operands)]  # k and key_bias
+    with torch.no_grad():
+        found = torch.func.vmap(partial(product, causal=True))(*(x[None] for x in operands))[0]
+        torch.testing.assert_close(found, product(*operands, causal=True, backend="reference"), rtol=1e-9, atol=1e-9)
+
+
+@maps
 @cases
 def test_gradients_of_gradients(feature_map, causal):
     operands, product = problem(feature_map, length=4)

@@ -9,7 +9,7 @@ from support import build, half_masked, operands
 
 import klformer
 from klformer import KernelState
-from klformer.errors import FileError
+from klformer.errors import ArgumentError, FileError
 from klformer.testing.subjects import KERNELS
 
 BATCH, HEADS, DIM, VALUES, FREQUENCIES = 2, 3, 5, 7, 11
@@ -122,6 +122,46 @@ def test_files_that_are_no_states_are_refused(tmp_path):
         KernelState.load(tmp_path / "weights.safetensors")
     with pytest.raises(FileError, match="can't write"):
         KernelState.of(**document(1), omega=None, feature_map="elu").save(tmp_path / "torn.safetensors" / "x")
+
+
+def test_damaged_files_are_refused(setting, tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    state, path = KernelState.of(**document(9), **setting), tmp_path / "state.safetensors"
+    state.save(path)
+    with safe_open(path, "pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def refused(message, *, without="", **changed):
+        said = {name: text for name, text in {**about, **changed}.items() if name != without}
+        held = {name: x for name, x in tensors.items() if name != without}
+        save_file({name: changed.get(name, x) for name, x in held.items()}, path,
+                  {name: text for name, text in said.items() if isinstance(text, str)})  # fmt: skip
+        with pytest.raises(FileError, match=message):
+            KernelState.load(path)
+
+    for name in ("feature_map", "simplex", "num_heads", "head_dim"):
+        refused(f"is damaged: it does not say {name}", without=name)
+    refused("is damaged: unknown feature map 'cosine'", feature_map="cosine")
+    for number in ("0", "four", str(HEADS + 1)):
+        refused("is damaged", num_heads=number)
+    if setting["omega"] is not None:
+        refused("is damaged: feature_map .* needs frequencies", without="kernel.omega")
+        refused("is damaged: omega must be floating-point of shape", head_dim=str(DIM + 1))
+    for name in ("product", "total", "shift"):
+        refused("holds no state of a kernel", without=name)
+        refused("is damaged: total" if name == "total" else f"is damaged: {name} is", **{name: tensors[name][..., :0]})
+        refused(f"is damaged: {'product' if name == 'product' else name} is|product is", **{name: tensors[name].long()})
+
+
+def test_references_and_weights_of_other_shapes_are_refused(setting):
+    state = KernelState.of(**document(9), **setting)
+    with pytest.raises(ArgumentError, match=r"reference must be broadcastable to \(2, 3, \d+\), got shape \(5, 1, 1\)"):
+        state.shift(normal(5, 1, 1))
+    for shape in [(BATCH + 1,), (HEADS, BATCH), (BATCH, HEADS, 1)]:
+        with pytest.raises(ArgumentError, match=r"log_weight must be broadcastable to \(2, 3\)"):
+            state.weigh(normal(*shape))
 
 
 def test_what_does_not_fit_is_refused(setting):

@@ -67,7 +67,7 @@ def test_growth_and_crossover_are_shown(tmp_path):
 def test_speed_is_shown_with_its_spread_and_the_batches(tmp_path):
     benchmark = read_benchmark(write_models(tmp_path, tasks=("retrieval", "image"), lengths=()))
     retrieval = speed_table("", benchmark.speed[:3])
-    assert shown(retrieval.rows[0]) == ["softmax", "0.500 [0.250 to 1.00]", "1.00", "4,000"]
+    assert shown(retrieval.rows[0]) == ["softmax", "0.500 [0.250 to 1.00]", "1.00", "1.00", "4,000"]
     assert shown(retrieval.rows[2])[:3] == ["fastfood-prf", "2.00 [0.250 to 2.00]", "2.00 [1.00 to 4.00]"]
     assert retrieval.rows[2][2].sort == 2
     assert retrieval.notes == ("A step has 2 pairs of sequences, as in the paper, of 4,000 tokens.",)
@@ -92,7 +92,7 @@ def test_what_was_not_run_has_a_reason_in_place_of_a_number(tmp_path):
     fails = [("text", "softmax")]
     path = write_models(tmp_path, tasks=("text",), lengths=(), fails=fails)
     softmax, gmm, _ = speed_table("", read_benchmark(path).speed).rows
-    assert shown(softmax) == ["softmax", "not run: killed by SIGKILL", DASH, DASH]
+    assert shown(softmax) == ["softmax", "not run: killed by SIGKILL", DASH, DASH, DASH]
     assert softmax[1].sort is None
     assert gmm[1].sort == 2
     assert gmm[2].sort is None  # there is nothing that it could be relative to
@@ -137,6 +137,16 @@ def test_peers_are_compared(tmp_path):
     text = text_of(page_of(tmp_path, tmp_path))
     assert "above 1, the peer takes longer or more memory than klformer" in text
     assert "heads H = 2, size of a head D = 4" in text
+
+
+def test_times_with_freed_memory_kept_are_beside_the_others(tmp_path):
+    path = write_peers(tmp_path, levels=("attention",))
+    rows = json.loads(path.read_text())["comparisons"]
+    rows[0]["time_ratio_kept"] = {"median": 1.5, "low": 1.25, "high": 1.75}
+    edit(path, comparisons=rows)
+    table = comparison_table("", read_benchmark(path))
+    assert [column.title for column in table.columns][3:5] == ["time", "time, freed memory kept"]
+    assert [shown(row)[4] for row in table.rows] == ["1.50 [1.25 to 1.75]", DASH, DASH]
 
 
 def test_results_that_differ_are_said_to(tmp_path):
@@ -225,7 +235,7 @@ def test_numbers_that_are_not_there_are_missing(tmp_path):
     content["speed"][1]["memory"] = 2**20
     edit(path, environment=None, options={}, **{key: content[key] for key in ("speed", "length")})
     benchmark = read_benchmark(path)
-    assert shown(speed_table("", benchmark.speed).rows[1]) == ["gmm-rks", DASH, DASH, "1"]
+    assert shown(speed_table("", benchmark.speed).rows[1]) == ["gmm-rks", DASH, DASH, "4.00", "1"]
     assert not any(row.memory for row in benchmark.length)
     text = text_of(page_of(tmp_path, tmp_path))
     assert "machine and date unknown" in text

@@ -64,6 +64,15 @@ def test_the_page_has_the_runs_beside_the_paper(tmp_path, capsys):
     assert "runs: 2 finished, 0 unfinished" in capsys.readouterr().out
 
 
+def test_both_movements_of_a_kernel_are_shown(tmp_path):
+    make_run(tmp_path / "run", "gmm-rks")
+    (setting,) = make_settings(collect([tmp_path]).runs)
+    table = setting_table(setting)
+    titles = [column.title for column in table.columns]
+    shown = {title: cell.text for title, cell in zip(titles, table.rows[0], strict=True)}
+    assert (shown["frequencies moved"], shown["kernel moved"]) == ("0.41", "0.37")
+
+
 def test_a_budget_has_its_length_and_the_papers_is_called_its_own(tmp_path):
     make_run(tmp_path / "a", preset_name="paper", data={"max_len": None})
     make_run(tmp_path / "b", task="unheard of", data={"max_len": None})

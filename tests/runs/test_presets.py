@@ -10,6 +10,7 @@ import klformer
 from klformer.models import AttentionSpec
 from klformer.runs.presets import preset, preset_names
 from klformer.tasks import TASKS
+from klformer.tasks.glue import GLUE_TASKS
 
 #: The settings that a checksum is of. What is added to configurations later has defaults, and is not among them.
 SETTINGS = {
@@ -66,6 +67,45 @@ def checksum(task, name):
 @pytest.mark.parametrize(("task", "name"), CHECKSUMS)
 def test_presets_are_what_they_were(task, name):
     assert checksum(task, name) == CHECKSUMS[task, name]
+
+
+#: Settings of the paper's presets that came after the checksums, the same for all attentions.
+LATER = {
+    "model": {"pooling": "cls"},
+    "optimiser": {"decay_norms_and_biases": True, "kernel_learning_rate_factor": 1.0, "kernel_weight_decay": None},
+}
+PAPER = [task for task in TASKS if "paper" in preset_names(task)]
+#: Options of the paper's kernels in its presets, besides num_frequencies.
+RKS = {"smoothing": 1.0, "learn_smoothing": False}
+PRF = {"envelope": "gaussian", "norm_coefficient": 1.0}
+EVERY = {"frozen": False, "redraw": True, "learn_temperature": False, "coupling": "iid"}
+GMM = {"num_components": 2, "tied": True, "init": "released", "weights": "equal"}
+FASTFOOD = {"learn": "sgb", "init": "structured", "lengthscale": "auto"}
+GENERATIVE = {"noise_dim": None, "hidden_dims": None}
+OPTIONS = {
+    "gmm-rks": {**EVERY, **GMM, **RKS, "covariance": "full"},
+    "fastfood-rks": {**EVERY, **FASTFOOD, **RKS},
+    "generative-rks": {**EVERY, **GENERATIVE, **RKS},
+    "gmm-prf": {**EVERY, **GMM, **PRF, "covariance": "diagonal"},
+    "fastfood-prf": {**EVERY, **FASTFOOD, **PRF},
+    "generative-prf": {**EVERY, **GENERATIVE, **PRF},
+    "performer": {"coupling": "orthogonal", "norm_coefficient": 0.5, "envelope": "gaussian", "lengthscale": 1.0},
+}
+
+
+@pytest.mark.parametrize("task", PAPER)
+def test_the_papers_presets_are_held_whole(task):
+    config = preset("paper", task, AttentionSpec(name="softmax"))
+    for section, values in LATER.items():
+        held = getattr(config, section)
+        assert {key: getattr(held, key) for key in values} == values, section
+    is_glue = task in GLUE_TASKS
+    assert config.schedule.warmup_fraction == (0.1 if is_glue else 0.0)
+    for attention, expected in OPTIONS.items():
+        options = preset("paper", task, AttentionSpec(name=attention)).attention.options
+        assert {key: options[key] for key in expected} == expected, attention
+        if is_glue or task == "corpus":
+            assert options["num_frequencies"] == 128
 
 
 def test_every_preset_of_these_tasks_has_a_checksum():

@@ -81,8 +81,8 @@ def test_parts_and_seeds_are_different_data():
 
 def test_names_tell_the_settings_apart():
     assert Recall(RecallData()).label() == "Recall"
-    assert task().label() == "Recall 5 of 11"
-    assert task(form="causal").label() == "Recall causal 5 of 11"
+    assert task().label() == "Recall 5 of 11 queries 3"
+    assert task(form="causal").label() == "Recall causal 5 of 11 queries 3"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def run(options: EvidenceAnalysis) -> None:
     """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs.csv, and print the table.
 
     Raises:
-        ArgumentError: there is no finished run.
+        ArgumentError: there is no finished run, or two of them can't be told apart.
     """
     draws = DRAWS.choose(options.draws, quick=options.quick)
     folders = list(_finished(options.runs))
@@ -78,10 +78,13 @@ def run(options: EvidenceAnalysis) -> None:
 
 
 def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
+    """Every finished run once, also one that is named twice."""
+    seen: set[Path] = set()
     for place in places:
         for path in [place] if RunFolder(place).is_run() else sorted(place.iterdir() if place.is_dir() else []):
             folder = RunFolder(path)
-            if folder.is_run() and folder.result() is not None:
+            if path.resolve() not in seen and folder.is_run() and folder.result() is not None:
+                seen.add(path.resolve())
                 yield folder
 
 
@@ -92,14 +95,14 @@ def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
     metric = selecting_metric(result)
     setting = setting_name(config)
     value = metric.scaled(result["test"][metric.name])
-    yield measured(result, f"{setting}: {metric.label}", value)
+    yield measured(result, f"{setting}: {metric.label}", value, run=str(folder.path))
     if config.task == Planted.name:
         loaded = load_run(folder.path, SilentReporter())
         assert isinstance(loaded.task, Planted)
         kernels = [module.double() for module in loaded.model.modules() if isinstance(module, KernelizedAttention)]
         if kernels and kernels[0].kernel.spectrum is not None:
             error = planted_error(kernels[0], loaded.task, *held_out_pairs(loaded.task), draws=draws, seed=3)
-            yield measured(result, f"{setting}: error of the mean kernel", error.of_mean)
+            yield measured(result, f"{setting}: error of the mean kernel", error.of_mean, run=str(folder.path))
 
 
 def _over_draws(result: dict[str, Any]) -> float | None:

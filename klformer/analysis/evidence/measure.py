@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from klformer.attention import AttentionSpec, attention_options
+from klformer.errors import ArgumentError
 
 Draw = Literal["redrawn", "kept", "none"]
 
@@ -24,6 +25,8 @@ class Measured:
     draw: Draw
     seed: int
     value: float
+    #: Where it is from, for messages.
+    run: str = "?"
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Comparison:
         }
 
 
-def measured(result: Mapping[str, Any], setting: str, value: float) -> Measured:
-    """A number of a run, from its result.json."""
+def measured(result: Mapping[str, Any], setting: str, value: float, *, run: str = "?") -> Measured:
+    """A number of a run, from its result.json; `run` names the run in messages."""
     spec = AttentionSpec.parse(result["attention"])
     options = attention_options(spec.name)
     draw: Draw = "none"
@@ -69,24 +72,36 @@ def measured(result: Mapping[str, Any], setting: str, value: float) -> Measured:
         draw=draw,
         seed=int(result["seed"]),
         value=value,
+        run=run,
     )
 
 
 def comparisons(numbers: Iterable[Measured]) -> list[Comparison]:
-    """One for every setting, attention and way of drawing, in the order in which they come."""
-    groups: dict[tuple[str, str, Draw], dict[bool, dict[int, float]]] = {}
+    """One for every setting, attention and way of drawing, in the order in which they come.
+
+    Raises:
+        ArgumentError: two runs have the same setting, attention and seed: they can't be told apart.
+    """
+    groups: dict[tuple[str, str, Draw], dict[bool, dict[int, Measured]]] = {}
     for number in numbers:
         by_kind = groups.setdefault((number.setting, number.attention, number.draw), {False: {}, True: {}})
-        by_kind[number.frozen][number.seed] = number.value
+        first = by_kind[number.frozen].setdefault(number.seed, number)
+        if first is not number:
+            raise ArgumentError(
+                f"runs {first.run} and {number.run} can't be told apart: both are {number.attention}"
+                f"{', frozen,' if number.frozen else ''} of seed {number.seed} in {number.setting}; give one of them"
+            )
     return [
         Comparison(
             setting,
             attention,
             draw,
-            learned=list(by_kind[False].values()),
-            frozen=list(by_kind[True].values()),
+            learned=[number.value for number in by_kind[False].values()],
+            frozen=[number.value for number in by_kind[True].values()],
             differences=[
-                value - by_kind[True][seed] for seed, value in sorted(by_kind[False].items()) if seed in by_kind[True]
+                by_kind[False][seed].value - by_kind[True][seed].value
+                for seed in sorted(by_kind[False])
+                if seed in by_kind[True]
             ],
         )
         for (setting, attention, draw), by_kind in groups.items()

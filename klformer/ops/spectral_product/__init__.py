@@ -34,7 +34,8 @@ BACKENDS.add("inference", InferenceBackend("inference"))
 BACKENDS.add("softmax_pair", SoftmaxPairBackend("softmax_pair"))
 BACKENDS.add("chunked", ChunkedBackend("chunked"))
 BACKENDS.add("reference", ReferenceBackend())
-# Never chosen by `auto`: what `recompute` asks for.
+# Never chosen by `auto`: in half precision, and what `recompute` asks for.
+BACKENDS.add("softmax_pair_half", SoftmaxPairBackend("softmax_pair_half", half=True))
 for _name, _recompute in RECOMPUTE.items():
     BACKENDS.add(_name, ChunkedBackend(_name, recompute=_recompute))
 
@@ -84,11 +85,12 @@ def spectral_product(
             needs for that, so that no denominator is negative; without smoothing nothing is held.
         causal: Query i sees keys 0 .. i only; needs L = S.
         backend: "auto", or the name of one: "chunked", "softmax_pair" (prf that is not causal, through torch's fused
-            attention; what "auto" takes on CUDA), "inference" (nothing is kept for gradients) or "reference"
-            (quadratic).
+            attention; what "auto" takes on CUDA up to float32), "softmax_pair_half" (the same, in half precision where
+            q, k and v are), "inference" (nothing is kept for gradients) or "reference" (quadratic).
         recompute: Whether backward makes the features of a bidirectional "rks" or "elu" product again ("always") or
-            forward keeps them, 4 F (L + S) bytes a head ("never"). "auto" keeps them on a GPU if they take no more than
-            32 MiB in all; on a CPU that gained nothing. Other products always make them again.
+            forward keeps them, 4 F (L + S) bytes a head ("never"). "auto" keeps those of "rks" on a GPU if they take no
+            more than 32 MiB in all; on a CPU that gained nothing. Other products always make them again. An argument
+            of this function only: attentions have "auto".
 
     Returns:
         (B, H, L, E), in the type of `v`. Computed in float32 at least, also under autocast. Differentiable in q, k, v,
@@ -123,6 +125,12 @@ def attend(operands: SpectralOperands, *, backend: str = "auto", recompute: Reco
     if recompute != "auto":
         if backend not in ("auto", "chunked"):
             raise ArgumentError(f"recompute={recompute!r} is for backend 'chunked', got {backend!r}")
-        if operands.wants_gradients and not (operands.causal or operands.feature_map.exponential):
+        keeps = not (operands.causal or operands.feature_map.exponential)
+        if recompute == "never" and not keeps:
+            kind = "causal" if operands.causal else operands.feature_map.name
+            raise ArgumentError(
+                f"recompute='never' is not to be had: features of a {kind} product are always made again"
+            )
+        if operands.wants_gradients and keeps:
             backend = f"chunked_{recompute}"
     return choose_backend(backend, operands).attend(operands)

@@ -19,26 +19,85 @@ from klformer.registry import Registry
 
 
 class Backend(ABC):
-    """A way to compute attention with a spectral kernel."""
+    """A way to compute attention with a spectral kernel.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.kernels import GaussianSpectrum, Kernel
+        >>> from klformer.ops.spectral_product import BACKENDS, SpectralOperands
+        >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8)).present()
+        >>> operands = SpectralOperands(kernel, *torch.randn(3, 1, 2, 5, 8))
+        >>> backend = BACKENDS["reference"]
+        >>> backend.supports(operands), backend.suits(operands)
+        (True, True)
+        >>> backend.attend(operands).shape
+        torch.Size([1, 2, 5, 8])
+    """
 
     @abstractmethod
     def supports(self, operands: SpectralOperands) -> bool:
-        """Whether this backend can compute the product of these operands."""
+        """Whether this backend can compute the product of these operands.
+
+        Args:
+            operands: The kernel, and q (B, H, L, D), k (B, H, S, D) and v (B, H, S, E).
+
+        Returns:
+            True or False. Nothing is computed.
+        """
 
     def suits(self, operands: SpectralOperands) -> bool:
-        """Whether `auto` is to take this backend, if no other comes before it."""
+        """Whether `auto` is to take this backend, if no other comes before it.
+
+        Args:
+            operands: As in `supports`.
+        """
         return self.supports(operands)
 
     @abstractmethod
     def attend(self, operands: SpectralOperands) -> Tensor:
-        """The product (B, H, L, E), differentiable in every operand."""
+        """The product, differentiable in every operand.
+
+        Args:
+            operands: Some that this backend supports.
+
+        Returns:
+            (B, H, L, E), in the type of v.
+        """
 
 
 class FusedBackend(Backend):
     """A backend with a backward of its own.
 
+    A subclass has `supports`, `empty`, `forward` and `backward`. `attend` makes one op of them for autograd and
+    torch.compile.
+
     Args:
         name: What it is registered as; its op finds it by this name.
+
+    Examples:
+        A backend that leaves the work to another one, and is asked for by its name:
+
+        >>> import torch, klformer
+        >>> from klformer.ops.spectral_product import BACKENDS, FusedBackend
+        >>> class Borrowed(FusedBackend):
+        ...     def supports(self, operands):
+        ...         return BACKENDS["chunked"].supports(operands)
+        ...
+        ...     def suits(self, operands):
+        ...         return False  # never by itself
+        ...
+        ...     def empty(self, operands):
+        ...         return BACKENDS["chunked"].empty(operands)
+        ...
+        ...     def forward(self, operands):
+        ...         return BACKENDS["chunked"].forward(operands)
+        ...
+        ...     def backward(self, operands, saved, d_out, needed):
+        ...         return BACKENDS["chunked"].backward(operands, saved, d_out, needed)
+        >>> BACKENDS.add("borrowed", Borrowed("borrowed"))
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> klformer.spectral_product(q, k, v, torch.randn(2, 16, 8), feature_map="prf", backend="borrowed").shape
+        torch.Size([1, 2, 5, 8])
     """
 
     def __init__(self, name: str) -> None:
@@ -53,20 +112,53 @@ class FusedBackend(Backend):
 
     @abstractmethod
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
-        """Room for the result, first, and for what forward leaves for backward: uninitialised, of the right shapes."""
+        """Room for the result, first, and for what forward leaves for backward.
+
+        Args:
+            operands: Some that this backend supports.
+
+        Returns:
+            Uninitialised tensors of the right shapes and types. torch.compile sees them in place of `forward`.
+        """
 
     @abstractmethod
     def forward(self, operands: SpectralOperands) -> list[Tensor]:
-        """What `empty` makes room for, filled."""
+        """What `empty` makes room for, filled.
+
+        Args:
+            operands: Some that this backend supports.
+
+        Returns:
+            The result (B, H, L, E), and what `backward` needs besides the operands.
+        """
 
     @abstractmethod
     def backward(
         self, operands: SpectralOperands, saved: Sequence[Tensor], d_out: Tensor, needed: Collection[str]
     ) -> dict[str, Tensor]:
-        """Gradients of the operands that are needed, by name, in their shapes."""
+        """Gradients of the operands that are needed.
+
+        Args:
+            operands: Those of `forward`.
+            saved: What `forward` gave, the result included.
+            d_out: The gradient of the result, (B, H, L, E).
+            needed: Names of operands, such as "q", "omega" or "key_bias".
+
+        Returns:
+            Gradients by name, in the shapes of the operands; of "key_bias" in the full shape (B, H, S).
+        """
 
 
 BACKENDS: Registry[Backend] = Registry("backend")
+"""All backends by name, in the order in which `auto` asks whether they suit.
+
+`BACKENDS.add("name", Class("name"))` registers one of your own; see `FusedBackend`.
+
+Examples:
+    >>> from klformer.ops.spectral_product import BACKENDS
+    >>> "chunked" in BACKENDS, BACKENDS["chunked"].name
+    (True, 'chunked')
+"""
 
 
 def choose_backend(name: str, operands: SpectralOperands) -> Backend:

@@ -191,7 +191,7 @@ class PreparedKernel:
         """Whether `step` has a way of its own: on a CPU, which can be asked what a state holds."""
         same = q.dtype == k.dtype == v.dtype == state.product.dtype and k.device.type == "cpu"
         if self.feature_map.exponential:
-            return same and not self.kernel.simplex
+            return same
         return same and key_bias is None and not bool(state.shift.any())
 
     def _exponential_pair(
@@ -199,6 +199,8 @@ class PreparedKernel:
     ) -> tuple[Tensor, Tensor]:
         """Features of a query and a key, of scores (n, 2, R); the state refers to a larger shift if it has to."""
         query, key = scores[:, :1], scores[:, 1:]
+        if self.kernel.simplex:
+            key = (key * math.log(2)).log_softmax(-1).mul_(LOG2_E)
         if key_bias is not None:
             key = key + (key_bias * LOG2_E).expand(batch, self.num_heads, 1).reshape(-1, 1, 1)
         rise = key - state.shift

@@ -13,7 +13,7 @@ from klformer.errors import ArgumentError
 from klformer.ops.spectral_product.backends import FusedBackend
 from klformer.ops.spectral_product.chunked import ChunkedBackend
 from klformer.ops.spectral_product.operands import SpectralOperands
-from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
+from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend, with_simplex_written_out
 
 
 class InferenceBackend(FusedBackend):
@@ -32,8 +32,9 @@ class InferenceBackend(FusedBackend):
         return [torch.empty(shape, dtype=operands.v.dtype, device=operands.q.device)]
 
     def forward(self, operands: SpectralOperands) -> list[Tensor]:
-        suits = self._softmax_pair.suits(operands) and not operands.kernel.simplex
-        return (self._softmax_pair if suits else self._chunked).forward(operands)[:1]
+        if self._softmax_pair.suits(operands):
+            return self._softmax_pair.forward(with_simplex_written_out(operands))[:1]
+        return self._chunked.forward(operands)[:1]
 
     def backward(
         self, operands: SpectralOperands, saved: Sequence[Tensor], d_out: Tensor, needed: Collection[str]

@@ -3,7 +3,8 @@
 `scaled_dot_product_attention` chooses among these and hides the log-sum. All are called without scale, mask, dropout.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,59 +13,79 @@ from torch.nn.functional import pad
 _aten = torch.ops.aten
 
 
-class FusedSoftmax(Protocol):
-    """softmax(q k^T) v; all operands (B, H, length, width) of one width, a multiple of `multiple`."""
+class FusedSoftmax(ABC):
+    """softmax(q k^T) v; all operands (B, H, length, width) of one width, a multiple of `multiple`.
 
-    multiple: int
+    torch's kernels are not asked for nothing: without queries or without keys all results are zeros.
+    """
+
+    multiple: ClassVar[int]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The result, and the log-sum of each query's scores (B, H, length of q)."""
+        if not (q.numel() and k.numel()):
+            return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        return self._forward(q, k, v)
 
     def backward(
         self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k and v."""
+        if not (q.numel() and k.numel()):
+            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        return self._backward(d_out, q, k, v, out, log_sum)
+
+    @abstractmethod
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` of operands that are not empty."""
+
+    @abstractmethod
+    def _backward(
+        self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`backward` of operands that are not empty."""
 
 
 def fused_softmax(device: torch.device, dtype: torch.dtype) -> FusedSoftmax:
-    """The kernel for a device and a precision."""
+    """The kernel for a device and a precision, for which `has_fused_softmax` is true."""
     if device.type == "cpu":
         return FlashForCpu()
     return FlashForCuda() if dtype in (torch.float16, torch.bfloat16) else EfficientForCuda()
 
 
-class FlashForCpu:
+def has_fused_softmax(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch has a kernel: for CUDA, and tensors without memory that stand for it, up to float32."""
+    return device.type == "cpu" or (device.type in ("cuda", "meta") and dtype != torch.float64)
+
+
+class FlashForCpu(FusedSoftmax):
     """Every precision."""
 
     multiple = 1
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if not (q.numel() and k.numel()):
-            return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, log_sum = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
         return out, log_sum
 
-    def backward(
+    def _backward(
         self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if not (q.numel() and k.numel()):
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         d_q, d_k, d_v = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             d_out, q, k, v, out, log_sum.to(torch.promote_types(q.dtype, torch.float32)), 0.0, False, scale=1.0
         )
         return d_q, d_k, d_v
 
 
-class FlashForCuda:
+class FlashForCuda(FusedSoftmax):
     """Half precision."""
 
     multiple = 8
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, log_sum, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=1.0)
         return out, log_sum
 
-    def backward(
+    def _backward(
         self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # no dropout: of no effect
@@ -88,18 +109,18 @@ class FlashForCuda:
         return d_q, d_k, d_v
 
 
-class EfficientForCuda:
-    """float32, and half precision where flash attention is not to be had."""
+class EfficientForCuda(FusedSoftmax):
+    """float32."""
 
     multiple = 8
     #: Log-sums come in rows that are a multiple of this long.
     _ALIGNED = 32
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, log_sum, *_ = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=1.0)
         return out, log_sum[..., : q.shape[2]]
 
-    def backward(
+    def _backward(
         self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         nothing = torch.zeros((), dtype=torch.int64, device=q.device)

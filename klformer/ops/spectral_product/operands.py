@@ -24,6 +24,7 @@ from torch import Tensor
 from klformer.errors import ArgumentError
 from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS, FeatureMap
+from klformer.ops.transforms import is_transformed
 
 #: The mean of a query's kernel is at least this share of the smoothing.
 FLOOR = 0.5
@@ -165,7 +166,7 @@ def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None
     kept = None if key_mask is None else key_mask[:, None]
     if key_bias is None:
         return kept
-    weighted = key_bias > -math.inf
+    weighted = key_bias != -math.inf  # what is not a number is kept, and seen in the result
     return weighted if kept is None else kept & weighted
 
 
@@ -190,13 +191,17 @@ def checked_kernel(
         frequency_bias=frequency_bias,
         smoothing=_smoothing_tensor(smoothing, keys),
     )
-    _check_kernel(kernel, num_heads=keys.shape[1], head_dim=keys.shape[3])
+    check_kernel(kernel, num_heads=keys.shape[1], head_dim=keys.shape[3])
     return kernel
 
 
 def _smoothing_tensor(smoothing: float | Tensor, like: Tensor) -> Tensor | None:
     """(H or 1,); None if there is none."""
     if isinstance(smoothing, Tensor):
+        # A GPU would have to be waited for, and a transform has no numbers to look at.
+        hidden = smoothing.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed(smoothing)
+        if not hidden and not bool(((smoothing > 0) & smoothing.isfinite()).all()):
+            raise ArgumentError(f"smoothing must be above 0 and finite for every head, got {smoothing.tolist()}")
         return smoothing
     if not 0 <= smoothing < math.inf:
         raise ArgumentError(f"smoothing must be at least 0 and finite, got {smoothing}")
@@ -209,7 +214,7 @@ def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:
     return torch.cat([omega + pair_offset.unsqueeze(-2), omega - pair_offset.unsqueeze(-2)], dim=-2)
 
 
-def _check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
+def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
     """Raises ArgumentError if a tensor of the kernel does not fit its map, the heads or the head size."""
     fmap, omega = kernel.feature_map, kernel.omega
     if (omega is not None) != fmap.needs_frequencies:

@@ -11,8 +11,12 @@ sum_e d_out_e out_e, one number a row, from which the gradient of the log-sum is
 zeros beside v, with minus that gradient in its place in the result and 1 in the gradient, gives all gradients exactly.
 
 In half precision a log-weight is split over columns, high digits first. Kernels take one width for all operands:
-columns of zeros fill up the rest. Which kernel: on a CPU torch's flash attention for CPUs, on CUDA its flash attention
-for half precision and its memory-efficient attention otherwise. A few calls each way, whatever the length is.
+columns of zeros fill up the rest. Which kernel: on a CPU torch's flash attention for CPUs, on CUDA its memory-efficient
+attention for float32 and its flash attention for half precision. A few calls each way, whatever the length is.
+
+`auto` never computes in half precision: frequencies would be rounded to it, and features are made in float32 at least,
+also under autocast. Who wants it asks for `softmax_pair_half`, of which results and gradients in bfloat16 are off by
+three to four times what they are off by in `softmax_pair` (docs/howto/gpu.md).
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +28,7 @@ from torch.nn.functional import pad
 
 from klformer.ops.envelopes import simplex_envelope
 from klformer.ops.spectral_product.backends import FusedBackend
-from klformer.ops.spectral_product.kernels_of_torch import FusedSoftmax, fused_softmax
+from klformer.ops.spectral_product.kernels_of_torch import FusedSoftmax, fused_softmax, has_fused_softmax
 from klformer.ops.spectral_product.operands import SpectralOperands
 
 #: Columns that hold a number of the working precision in half precision.
@@ -40,7 +44,8 @@ class SoftmaxPairBackend(FusedBackend):
 
     Args:
         name: What it is registered as.
-        half: Compute in the half precision that operands are stored in. Otherwise in float32, as all backends do.
+        half: Compute in half precision where q, k and v are all stored in one; never by itself. Otherwise in float32 at
+            least, as all backends do.
     """
 
     def __init__(self, name: str, *, half: bool = False) -> None:
@@ -52,21 +57,17 @@ class SoftmaxPairBackend(FusedBackend):
         return (
             operands.feature_map.exponential
             and not operands.causal
-            and operands.q.device.type in ("cpu", "cuda", "meta")
+            and has_fused_softmax(operands.q.device, self._dtype(operands))
             and max(operands.q.shape[-1], operands.v.shape[-1]) + max(_DIGITS.values()) <= MAX_WIDTH
         )
 
     def suits(self, operands: SpectralOperands) -> bool:
         """On CUDA, where the chunked product waits for its many launches. On a CPU it is the slower of the two at most
         sizes (docs/efficiency.md)."""
-        return operands.q.device.type == "cuda" and self.supports(operands)
+        return operands.q.device.type == "cuda" and not self._half and self.supports(operands)
 
     def attend(self, operands: SpectralOperands) -> Tensor:
-        if operands.kernel.simplex and operands.kernel.omega is not None:
-            envelope = simplex_envelope(operands.k, operands.kernel.omega, operands.key_mask)
-            bias = envelope if operands.key_bias is None else envelope + operands.key_bias
-            operands = replace(operands, kernel=replace(operands.kernel, simplex=False), key_bias=bias)
-        return super().attend(operands)
+        return super().attend(with_simplex_written_out(operands))
 
     def empty(self, operands: SpectralOperands) -> list[Tensor]:
         batch, heads, length, _ = operands.q.shape
@@ -122,6 +123,15 @@ class SoftmaxPairBackend(FusedBackend):
         stored = {operands.q.dtype, operands.k.dtype, operands.v.dtype}
         half = len(stored) == 1 and operands.v.dtype in _DIGITS
         return operands.v.dtype if self._half and half else operands.dtype
+
+
+def with_simplex_written_out(operands: SpectralOperands) -> SpectralOperands:
+    """The same product, with the simplex envelope in `key_bias`, (B, H, S)."""
+    if not operands.kernel.simplex or operands.kernel.omega is None:
+        return operands
+    envelope = simplex_envelope(operands.k, operands.kernel.omega, operands.key_mask)
+    bias = envelope if operands.key_bias is None else envelope + operands.key_bias
+    return replace(operands, kernel=replace(operands.kernel, simplex=False), key_bias=bias)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ the largest log-weight, 0 where keys have none, and the sums are plain. The oper
 for rounding: a state of all documents is that of their concatenation, whoever read them, wherever, in whatever order.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from klformer.ops.shapes import check_key_bias, check_key_mask, check_operands
 from klformer.ops.spectral_product.chunked.positive import LOG2_E
 from klformer.ops.spectral_product.decoding import PreparedKernel
 from klformer.ops.spectral_product.key_values import NO_KEY, KeyValueState
-from klformer.ops.spectral_product.operands import SpectralKernel, checked_kernel, kept_keys
+from klformer.ops.spectral_product.operands import SpectralKernel, check_kernel, checked_kernel, kept_keys
 
 #: Of the files; one of another version is refused by its name.
 FORMAT = "klformer-state-1"
 _OF_KERNEL = ("omega", "pair_offset", "frequency_bias", "smoothing")
 _OF_KEYS = ("product", "total", "shift")
+_ABOUT = ("feature_map", "simplex", "num_heads", "head_dim")
 
 
 class KernelState:
@@ -46,8 +48,20 @@ class KernelState:
         >>> omega = torch.randn(4, 64, 16)
         >>> documents = [torch.randn(2, 1, 4, length, 16) for length in (1000, 50)]  # keys and values
         >>> first, second = (klformer.KernelState.of(k, v, omega, feature_map="prf") for k, v in documents)
-        >>> klformer.KernelState.merge(first, second).read(torch.randn(1, 4, 3, 16)).shape
+        >>> q = torch.randn(1, 4, 3, 16)
+        >>> klformer.KernelState.merge(first, second).read(q).shape
         torch.Size([1, 4, 3, 16])
+
+        To read the second document after the first gives the same, and so does another reference. With a weight, the
+        keys of a document count more:
+
+        >>> merged = klformer.KernelState.merge(first, second)
+        >>> torch.allclose(first.absorb(*documents[1]).read(q), merged.read(q), atol=1e-4)
+        True
+        >>> torch.allclose(merged.shift(merged.reference + 1).read(q), merged.read(q), atol=1e-4)
+        True
+        >>> klformer.KernelState.merge(first, second.weigh(2.0))
+        KernelState('prf', batch_size=1, num_heads=4, value_dim=16)
     """
 
     def __init__(self, prepared: PreparedKernel, key_values: KeyValueState) -> None:
@@ -67,7 +81,22 @@ class KernelState:
         pair_offset: Tensor | None = None,
         smoothing: float | Tensor = 0.0,
     ) -> "KernelState":
-        """The state of keys (B, H, S, D) and values (B, H, S, E); S may be 0. Arguments as in `spectral_product`."""
+        """The state of some keys and values. Other arguments are those of `spectral_product`.
+
+        Args:
+            k: Keys (B, H, S, D); S may be 0.
+            v: Values (B, H, S, E).
+            omega: Frequencies (H or 1, R, D); None for "elu".
+            feature_map: "rks", "prf" or "elu".
+            key_mask: (B, S), True = keep.
+            key_bias: Log-weights of the keys, (B or 1, H or 1, S).
+            frequency_bias: Log-weights of the frequencies, (H or 1, R).
+            pair_offset: (H or 1, D), "rks" only.
+            smoothing: A number, or (H or 1,); "rks" only.
+
+        Raises:
+            ArgumentError: a shape or a combination of arguments is impossible.
+        """
         check_operands(k, k, v, key_mask=key_mask)
         kernel = checked_kernel(
             feature_map, k, omega, pair_offset=pair_offset, frequency_bias=frequency_bias, smoothing=smoothing
@@ -79,7 +108,22 @@ class KernelState:
     def empty(
         kernel: SpectralKernel, *, like: Tensor, batch_size: int, num_heads: int, value_dim: int
     ) -> "KernelState":
-        """The state before any key, on the device and in the precision of `like` (..., D), but no less than float32."""
+        """The state before any key.
+
+        Args:
+            kernel: With its frequencies, which are copied.
+            like: (..., D), of the device and the precision that the state is to have, which is float32 at least.
+            batch_size: Sequences B.
+            num_heads: Heads H.
+            value_dim: Size E of values.
+
+        Examples:
+            >>> import torch, klformer
+            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8)
+            >>> kernel = attention.kernel.present()
+            >>> klformer.KernelState.empty(kernel, like=torch.empty(8), batch_size=1, num_heads=2, value_dim=8)
+            KernelState('prf', batch_size=1, num_heads=2, value_dim=8, no key yet)
+        """
         # A copy: training changes frequencies in place, and the state is of those that it was read with.
         tensors = {name: getattr(kernel, name) for name in _OF_KERNEL}
         own: dict[str, Any] = {name: x if x is None else x.detach().clone() for name, x in tensors.items()}
@@ -108,11 +152,16 @@ class KernelState:
     def absorb(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None
     ) -> "KernelState":
-        """The state after more keys (B, H, S, D) and values (B, H, S, E).
+        """The state after more keys and values.
 
         Args:
+            k: Keys (B, H, S, D).
+            v: Values (B, H, S, E).
             key_mask: (B, S), True = keep.
             key_bias: Log-weights of the keys, (B or 1, H or 1, S); the envelope of the kernel, if it has one.
+
+        Raises:
+            ArgumentError: shapes do not fit the state, or each other.
         """
         check_operands(
             k,
@@ -130,7 +179,17 @@ class KernelState:
         return KernelState(self._prepared, after)
 
     def read(self, q: Tensor) -> Tensor:
-        """Attention (B, H, L, E) of the queries (B, H, L, D) to every key that is in the state; 0 if there is none."""
+        """Attention of queries to every key that is in the state.
+
+        Args:
+            q: Queries (B, H, L, D).
+
+        Returns:
+            (B, H, L, E); 0 if there is no key.
+
+        Raises:
+            ArgumentError: the shape of q does not fit, or it has no floating-point numbers.
+        """
         prepared = self._prepared
         fits = q.dim() == 4 and q.shape[1] == prepared.num_heads and q.shape[3] == prepared.head_dim
         if not fits or not q.is_floating_point():
@@ -141,6 +200,10 @@ class KernelState:
     @staticmethod
     def merge(first: "KernelState", *others: "KernelState") -> "KernelState":
         """The state of all keys of some states of the same kernel.
+
+        Args:
+            first: A state.
+            *others: States of the same kernel and the same number of sequences; the order does not matter.
 
         Raises:
             ArgumentError: they are of other kernels, or of other numbers of sequences.
@@ -158,10 +221,13 @@ class KernelState:
 
         Args:
             reference: Broadcastable to that of the property `reference`.
+
+        Raises:
+            ArgumentError: it is not.
         """
         own = self._key_values.shift
         shape = (self.batch_size, self._prepared.num_heads, own.shape[2])
-        wanted = (reference.to(own) / self._unit).expand(shape).reshape(own.shape)
+        wanted = _expanded("reference", reference.to(own) / self._unit, shape).reshape(own.shape)
         return KernelState(self._prepared, self._prepared.shifted(self._key_values, wanted))
 
     def weigh(self, log_weight: float | Tensor) -> "KernelState":
@@ -169,11 +235,14 @@ class KernelState:
 
         Args:
             log_weight: A number, or (B,), or (B, H).
+
+        Raises:
+            ArgumentError: it has another shape.
         """
         own, heads = self._key_values, self._prepared.num_heads
         weights = torch.as_tensor(log_weight, dtype=own.shift.dtype, device=own.shift.device)
         weights = weights.unsqueeze(-1) if weights.dim() == 1 else weights
-        added = (weights / self._unit).expand(self.batch_size, heads).reshape(-1, 1, 1)
+        added = _expanded("log_weight", weights / self._unit, (self.batch_size, heads)).reshape(-1, 1, 1)
         return KernelState(self._prepared, KeyValueState(own.product, own.total, own.shift + added))
 
     @property
@@ -184,8 +253,21 @@ class KernelState:
     def save(self, path: Path | str) -> None:
         """Write the state and its kernel as safetensors, in one stroke.
 
+        Args:
+            path: The file. One that is there is replaced, and its folder is made if it is not there.
+
         Raises:
             FileError: it can't be written.
+
+        Examples:
+            >>> import tempfile, torch, klformer
+            >>> k, v, q = torch.randn(3, 1, 2, 50, 8)
+            >>> state = klformer.KernelState.of(k, v, torch.randn(2, 16, 8), feature_map="prf")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     state.save(f"{folder}/document.safetensors")
+            ...     again = klformer.KernelState.load(f"{folder}/document.safetensors")
+            >>> torch.equal(again.read(q), state.read(q))
+            True
         """
         tensors = {name: getattr(self._key_values, name) for name in _OF_KEYS}
         kernel = self._prepared.kernel
@@ -206,6 +288,10 @@ class KernelState:
     def load(path: Path | str, *, device: str | torch.device = "cpu") -> "KernelState":
         """Read what `save` wrote; ready to read from, to absorb more and to be merged.
 
+        Args:
+            path: The file.
+            device: Where the state is to be.
+
         Raises:
             FileError: it is not there, damaged, or something else.
         """
@@ -217,19 +303,49 @@ class KernelState:
             raise FileError(f"can't read {path}: {error}") from error
         if about.get("format") != FORMAT or not tensors.keys() >= set(_OF_KEYS):
             raise FileError(f"{path} holds no state of a kernel: its format is {about.get('format')!r}, not {FORMAT!r}")
-        kernel = SpectralKernel(
-            FEATURE_MAPS[about["feature_map"]],
-            simplex=bool(int(about["simplex"])),
-            **{name: tensors.get(f"kernel.{name}") for name in _OF_KERNEL},
-        )
-        num_heads, head_dim = int(about["num_heads"]), int(about["head_dim"])
-        prepared = PreparedKernel.of(kernel, num_heads=num_heads, head_dim=head_dim, like=tensors["product"])
-        return KernelState(prepared, KeyValueState(*(tensors[name] for name in _OF_KEYS)))
+        if missing := [name for name in _ABOUT if name not in about]:
+            raise FileError(f"{path} is damaged: it does not say {', '.join(missing)}")
+        try:
+            return _from_file(about, tensors)
+        except ValueError as error:
+            raise FileError(f"{path} is damaged: {error}") from error
 
     def __repr__(self) -> str:
         holds = bool((self._key_values.shift > NO_KEY).any())
         sizes = f"batch_size={self.batch_size}, num_heads={self._prepared.num_heads}, value_dim={self.value_dim}"
         return f"KernelState({self._prepared.feature_map.name!r}, {sizes}{'' if holds else ', no key yet'})"
+
+
+def _from_file(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> KernelState:
+    """The state that a file holds; ValueError if something does not fit."""
+    kernel = SpectralKernel(
+        FEATURE_MAPS[about["feature_map"]],
+        simplex=bool(int(about["simplex"])),
+        **{name: tensors.get(f"kernel.{name}") for name in _OF_KERNEL},
+    )
+    num_heads, head_dim = int(about["num_heads"]), int(about["head_dim"])
+    check_kernel(kernel, num_heads=num_heads, head_dim=head_dim)
+    prepared = PreparedKernel.of(kernel, num_heads=num_heads, head_dim=head_dim, like=tensors["product"])
+    key_values = KeyValueState(*(tensors[name] for name in _OF_KEYS))
+    if num_heads < 1 or key_values.total.dim() != 3 or not key_values.total.shape[2]:
+        raise ArgumentError(f"total has shape {tuple(key_values.total.shape)}, for {num_heads} heads")
+    rows, _, columns = key_values.total.shape
+    expected = prepared.initial_state(rows // num_heads, columns - 1)
+    for name in _OF_KEYS:
+        found, wanted = getattr(key_values, name), getattr(expected, name)
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise ArgumentError(
+                f"{name} is {found.dtype} of shape {tuple(found.shape)}, not {wanted.dtype} of {tuple(wanted.shape)}"
+            )
+    return KernelState(prepared, key_values)
+
+
+def _expanded(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x in a shape that it broadcasts to."""
+    try:
+        return x.expand(shape)
+    except RuntimeError:
+        raise ArgumentError(f"{name} must be broadcastable to {shape}, got shape {tuple(x.shape)}") from None
 
 
 def _check_mergeable(first: KernelState, other: KernelState, number: int) -> None:

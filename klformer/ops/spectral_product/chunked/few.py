@@ -26,7 +26,7 @@ from klformer.ops.spectral_product.chunked.tiling import Cut, Scratch, Tile, chu
 from klformer.ops.spectral_product.operands import FLOOR, SpectralOperands
 
 #: A query costs about as much as so many values in a state, and the features of a state as much as so many more. At 16
-#: and 64 values this way was faster up to 1 and 2 queries with prf, up to 2 and 4 with rks (docs/efficiency.md).
+#: and 64 values this way was faster up to 1 and 2 queries with prf, up to 2 and 5 with rks (docs/efficiency.md).
 VALUES_PER_QUERY = {"prf": 24, "rks": 16}
 VALUES_FOR_FEATURES = {"prf": 0, "rks": 16}
 
@@ -286,7 +286,8 @@ class _CosinePairs(_Pairs):
     def _raised(self, raw: Tensor, smoothing: Tensor) -> Tensor:
         """As in `floor`, where the whole kernel is there."""
         keys = raw.new_ones(1, 1, raw.shape[2]) if self._key_weights is None else self._key_weights
-        per_weight = reciprocal(keys.sum(-1, keepdim=True))
+        self._weight = keys.sum(-1, keepdim=True)  # (n or 1, 1, 1)
+        per_weight = reciprocal(self._weight)
         self._shares = keys * per_weight  # (n or 1, 1, S)
         missing = (FLOOR * smoothing - raw.sum(-1, keepdim=True) * per_weight).clamp_(min=0)  # (n, L, 1)
         self._below = missing > 0
@@ -299,7 +300,7 @@ class _CosinePairs(_Pairs):
             d_mean = (d_weights * self._shares).sum(-1, keepdim=True) * self._below  # (n, L, 1)
             d_weights -= d_mean
             if collect.smoothing is not None:
-                collect.smoothing += d_mean.sum(1, keepdim=True) / self.tile.smoothing
+                collect.smoothing += FLOOR * (d_mean * self._inverse).sum(1, keepdim=True) * self._weight
         if collect.key_bias is not None:
             d_bias = d_weights * weights
             if self.tile.smoothing is not None:

@@ -158,17 +158,19 @@ def _guessed(tile: Tile, scores: Scores, chunk: int) -> tuple[Tensor, Tensor] | 
         _, weights = scores.of_keys(start, stop, bias, shift)
         if shift is None:
             shift = weights.amax(1, keepdim=True)
+            if not bool((shift > -torch.inf).all()):  # a row begins with nothing but padding
+                return None
             weights.sub_(shift)
         mass += weights.exp2_().sum(1, keepdim=True)
         mean.baddbmm_(weights.transpose(1, 2), tile.values(start, stop))
-    if shift is None or not bool((mass < 2.0**MAX_LOG_SUM).all() & (shift > -torch.inf).all()) or not _is_finite(mean):
+    if shift is None or not bool((mass < 2.0**MAX_LOG_SUM).all()) or not _is_finite(mean):
         return None
     return mean.div_(mass.transpose(1, 2)), shift.add_(mass.log2_())
 
 
 def _is_finite(x: Tensor) -> bool:
     """Whether all numbers are; a sum that is not finite says no as well, which costs time and nothing else."""
-    return bool(x.sum().isfinite())
+    return bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
 
 
 def add_up_keys(tile: Tile, scores: Scores, chunk: int, key_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
