@@ -75,9 +75,7 @@ class KernelizedAttention(AttentionMechanism):
 
     def features(self, x: Tensor, role: Role) -> Tensor:
         check_choice("role", role, ("query", "key"))
-        if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
-            expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
-            raise ArgumentError(f"x must have shape {expected}, got {tuple(x.shape)}")
+        self._check_heads("x", x)
         return self.kernel.features(x, role)
 
     def initial_state(self, batch_size: int) -> KeyValueState:
@@ -106,19 +104,24 @@ class KernelizedAttention(AttentionMechanism):
             key_bias: Log-weights of the keys, (B or 1, H or 1, S).
 
         Raises:
-            ArgumentError: for another number of sequences than the state's.
+            ArgumentError: shapes do not fit the attention, each other, or the state.
         """
+        self._check_operands(k, k, v, key_mask, causal=False)
         own = self._own(state)
         self._add(own, k, v, key_mask, key_bias)
         return state if isinstance(state, DecodingState) else own.state
 
     def read(self, state: "KeyValueState | DecodingState", q: Tensor) -> Tensor:
+        self._check_heads("q", q)
         if isinstance(state, DecodingState):
             return state.prepared.read(state.state, q)
         return self._prepare().read(state, q)
 
     def merge(self, first: "KeyValueState | DecodingState", second: "KeyValueState | DecodingState") -> KeyValueState:
         left, right = (state.state if isinstance(state, DecodingState) else state for state in (first, second))
+        if left.product.shape != right.product.shape:
+            shapes = f"{tuple(left.product.shape)} and {tuple(right.product.shape)}"
+            raise ArgumentError(f"states of one attention and of as many sequences can be merged, got {shapes}")
         return self._prepare().merged(left, right)
 
     @torch.no_grad()
@@ -170,6 +173,11 @@ class KernelizedAttention(AttentionMechanism):
     def _own(self, state: "KeyValueState | DecodingState") -> "DecodingState":
         """A state that may be changed: the prepared one, or a copy of one that stays as it is."""
         return state if isinstance(state, DecodingState) else DecodingState(self._prepare(), state.clone())
+
+    def _check_heads(self, name: str, x: Tensor) -> None:
+        if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
+            expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
+            raise ArgumentError(f"{name} must have shape {expected}, got {tuple(x.shape)}")
 
     @torch.no_grad()
     def _prepare(self) -> PreparedKernel:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism
 from klformer.attention.registry import register_attention
+from klformer.errors import ArgumentError
 from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
@@ -42,6 +43,9 @@ class SoftmaxAttention(AttentionMechanism):
 
     @torch.no_grad()
     def absorb(self, state: KeyValueCache, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> KeyValueCache:
+        self._check_operands(k, k, v, key_mask, causal=False)
+        if k.shape[0] != state.k.shape[0]:
+            raise ArgumentError(f"the state is for {state.k.shape[0]} sequences, got a batch of {k.shape[0]}")
         if key_mask is None:
             key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
         return KeyValueCache(
