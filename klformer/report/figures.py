@@ -78,8 +78,8 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         legend_below(figure, axes)
         caption = (
             f"Validation {setting.metric.name} against training steps: the mean over seeds, and a band from the lowest "
-            "to the highest. Dashed: a kernel that is frozen. Lines that stop early are unfinished runs; one that "
-            "was evaluated once has none."
+            "to the highest. Frozen kernels are dashed, and so are others where colours run out. Lines that stop early "
+            "are unfinished runs; one that was evaluated once has none."
         )
         return artist.finish(figure, f"curves-{setting.letter}", "Learning curves", caption)
 
