@@ -262,10 +262,12 @@ def _register_kernel(
         if spectrum is not None:
             own = {key: values[key] for key in spectrum_options}
             made = spectrum(num_heads=sizes.num_heads, head_dim=sizes.head_dim, **own)
-        own = {key: values[key] for key in kernel_options}
-        if own.get("envelope", "gaussian") != "gaussian" and own["norm_coefficient"] == options["norm_coefficient"]:
-            del own["norm_coefficient"]  # the default of a name, such as performer's, is for its own envelope
-        return KernelizedAttention(sizes, Kernel(feature_map, made, **own))
+        of_kernel = {key: values[key] for key in kernel_options}
+        # The default of a name, such as performer's, is for its own envelope.
+        is_default = of_kernel.get("norm_coefficient") == options.get("norm_coefficient")
+        if of_kernel.get("envelope", "gaussian") != "gaussian" and is_default:
+            del of_kernel["norm_coefficient"]
+        return KernelizedAttention(sizes, Kernel(feature_map, made, **of_kernel))
 
     ATTENTIONS.add(name, AttentionEntry(build, KernelizedAttention, options, summary))
 

@@ -15,8 +15,7 @@ columns of zeros fill up the rest. Which kernel: on a CPU torch's flash attentio
 attention for float32 and its flash attention for half precision. A few calls each way, whatever the length is.
 
 `auto` never computes in half precision: frequencies would be rounded to it, and features are made in float32 at least,
-also under autocast. Who wants it asks for `softmax_pair_half`, of which results and gradients in bfloat16 are off by
-three to four times what they are off by in `softmax_pair` (docs/howto/gpu.md).
+also under autocast. Who wants it asks for `softmax_pair_half` (docs/howto/gpu.md).
 """
 
 from collections.abc import Collection, Sequence
