@@ -101,7 +101,8 @@ def test_below_three_runs_there_is_no_correlation(runs, tmp_path, capsys):
 
 
 def measured(run, task, rsd, pi, agv):
-    return {"run": run, "attention": run[:-1], "task": task, "rsd": rsd, "pi": pi, "agv": agv, "voting_accuracy": 0.5}
+    known = {"run": run, "attention": run[:-1], "task": task, "seed": int(run[-1]), "folder": "runs"}
+    return known | {"rsd": rsd, "pi": pi, "agv": agv, "voting_accuracy": 0.5}
 
 
 def test_correlations_are_of_one_task():
@@ -121,7 +122,19 @@ def test_correlations_are_of_one_task():
         "sparsity 0.5: R² not defined, 3 runs",
         "sparsity 0.1: R² 0.00, 3 runs",
     ]
-    assert all(len(axes.collections) == 3 for axes in figure.axes)
+    # All seeds of an attention look alike.
+    assert all([len(points.get_offsets()) for points in axes.collections] == [3] for axes in figure.axes)
+    plt.close(figure)
+
+
+def test_bars_are_means_over_seeds_with_their_standard_error():
+    rows = [measured(f"a{seed}", "text", rsd, 1.0, 1.0) for seed, rsd in enumerate((1.0, 3.0))]
+    figure = variance.draw_bars([*rows, measured("b0", "text", 5.0, 1.0, 1.0)])
+    first = figure.axes[0]
+    assert [bar.get_width() for bar in first.patches] == [2.0, 5.0]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["a", "b"]
+    segments = first.collections[0].get_segments()
+    assert [(ends[0][0], ends[1][0]) for ends in segments] == [(1.0, 3.0), (5.0, 5.0)]
     plt.close(figure)
 
 
@@ -272,6 +285,16 @@ def test_eigenvalues_beside_those_at_initialisation(runs, tmp_path, capsys):
     assert all(0 <= row["minimum"] <= row["mean"] <= row["maximum"] for row in rows)
     trained = [row for row in rows if row["run"] == "gmm-rks"]
     assert any(row["mean"] != row["initial_mean"] for row in trained)
+    assert {(row["task"], row["seed"]) for row in rows} == {("sparsity 0.5", 0)}
+
+
+def test_seeds_share_a_panel_of_eigenvalues():
+    heads = [eigenvalues.HeadSpectrum(layer, head, torch.tensor([0.5, 1.0])) for layer in (1, 2) for head in (1, 2)]
+    figure = eigenvalues.draw_spectra({"gmm-rks, text": [(heads, heads)] * 3, "gmm-prf, text": [(heads, heads)]})
+    several, one = figure.axes[:2]
+    assert (len(several.lines), len(one.lines)) == (3 * 8, 8)
+    assert [text.get_text() for text in several.get_legend().get_texts()] == ["at initialisation", "layer 1", "layer 2"]
+    plt.close(figure)
 
 
 def test_kernel(runs, tmp_path, capsys):
@@ -327,6 +350,22 @@ def test_a_run_that_reached_no_milestone_keeps_its_place_and_its_curve(milestone
         assert [row["per_pass_deviation"] for row in csv.DictReader(file)] == ["", ""]
     curve = figures[0].axes[0].lines[0]
     assert len(curve.get_xdata()) > 0
+
+
+def test_seeds_of_the_gradients_are_taken_together(milestones):
+    """Two seeds: one thick curve and two thin ones, and the mean of the deviations at a milestone."""
+    one = gradients.Examined(milestones / "longer", "gmm-rks", "sparsity 0.5", 0, None, None, {})
+    known = {"attention": "gmm-rks", "task": "sparsity 0.5"}
+    rows = [
+        known | {"reached": 20, "per_pass_deviation": value, "per_example_deviation": value} for value in (1.0, 3.0)
+    ]
+    rows.append(known | {"reached": 40, "per_pass_deviation": None, "per_example_deviation": None})
+    figure = gradients.draw([one, one], rows)
+    curves, per_pass, _ = figure.axes
+    assert len(curves.lines) == 3
+    assert len(curves.get_legend_handles_labels()[1]) == 1
+    assert (list(per_pass.lines[0].get_xdata()), list(per_pass.lines[0].get_ydata())) == ([20], [2.0])
+    plt.close(figure)
 
 
 def test_the_bar_of_the_gradients_moves_with_every_draw(milestones, tmp_path, capsys, monkeypatch):

@@ -42,9 +42,9 @@ CHECKSUMS = {
     ("text", "paper"): "c389de27916f0de0",
     ("text", "laptop"): "1bddee24e1eee37c",
     ("retrieval", "paper"): "77e3295fc776c45e",
-    ("retrieval", "laptop"): "e424001925849bbd",
+    ("retrieval", "laptop"): "297bdc3d9b876f23",
     ("image", "paper"): "0c25373f956d5f6e",
-    ("image", "laptop"): "62a048c98c98f0d5",
+    ("image", "laptop"): "9266ea2ffd51a56c",
     ("sparsity", "paper"): "2448a1b00e397a1d",
     ("sparsity", "laptop"): "af55c21e76056ff5",
 }

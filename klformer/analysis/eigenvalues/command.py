@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from klformer.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
@@ -15,7 +16,7 @@ from klformer.analysis.output import print_table, write_results
 from klformer.errors import ArgumentError
 from klformer.plotting import COLOURS
 from klformer.runs.load import LoadedRun, RunReader
-from klformer.runs.naming import attention_label
+from klformer.runs.naming import attention_label, task_label
 from klformer.terminal import make_console
 from klformer.training.progress import make_reporter
 
@@ -24,6 +25,8 @@ CAPTION = (
     "Gaussian mixtures in closed form, other distributions from {draws} draws."
 )
 DRAWS = Count("draws", full=64, quick=8)
+#: By what a panel shows, attention and task: the heads of each of its seeds, before and after training.
+Spectra = dict[str, list[tuple[list[HeadSpectrum], list[HeadSpectrum]]]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def run(options: EigenvalueAnalysis) -> None:
     draws = DRAWS.choose(options.draws, quick=options.quick)
     console, reporter = make_console(150), make_reporter(quiet=False)
     rows: list[dict[str, Any]] = []
-    spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]] = []
+    spectra: Spectra = {}
     reader = RunReader(reporter)
     for loaded in reader.read(options.runs):
         folder = loaded.folder
@@ -61,11 +64,12 @@ def run(options: EigenvalueAnalysis) -> None:
             reporter.say(f"{folder}: {loaded.config.attention.name} has no frequencies; left out")
             continue
         before, after = spectra_before_and_after(loaded, draws=draws)
-        spectra.append((folder.name, before, after))
-        name = attention_label(loaded.config)
+        attention, task = attention_label(loaded.config), task_label(loaded.config)
+        spectra.setdefault(f"{attention}, {task}", []).append((before, after))
+        known = {"run": folder.name, "attention": attention, "task": task, "seed": loaded.config.seed}
         for initial, trained in zip(before, after, strict=True):
             rows.append(
-                {"run": folder.name, "attention": name, "layer": trained.layer, "head": trained.head}
+                {**known, "layer": trained.layer, "head": trained.head}
                 | _summary(trained, "")
                 | _summary(initial, "initial_")
             )
@@ -94,30 +98,39 @@ def _summary(spectrum: HeadSpectrum, prefix: str) -> dict[str, float]:
     }
 
 
-def draw_spectra(spectra: list[tuple[str, list[HeadSpectrum], list[HeadSpectrum]]]) -> Figure:
-    """Sorted eigenvalues, one panel a run, one line a head; grey at initialisation, coloured by layer afterwards."""
+def draw_spectra(spectra: Spectra) -> Figure:
+    """Sorted eigenvalues, a panel for all seeds of an attention, a line a head; grey at initialisation, coloured by
+    layer afterwards."""
     columns = min(3, len(spectra))
     count = -(-len(spectra) // columns)
     figure, all_axes = plt.subplots(
         count, columns, figsize=(4 * columns, 3 * count + 0.8), layout="constrained", squeeze=False
     )
-    for axes, (name, before, after) in zip(all_axes.flat, spectra, strict=False):
-        for initial in before:
-            label = "at initialisation" if initial is before[0] else None
-            ranks = range(1, len(initial.eigenvalues) + 1)
-            axes.plot(ranks, initial.eigenvalues.flip(0), color="#999999", linewidth=1, linestyle="--", label=label)
-        for trained in after:
-            label = f"layer {trained.layer}, trained" if trained.head == 1 else None
-            colour = COLOURS[(trained.layer - 1) % len(COLOURS)]
-            axes.plot(ranks, trained.eigenvalues.flip(0), color=colour, linewidth=1.2, label=label)
+    for axes, (name, seeds) in zip(all_axes.flat, spectra.items(), strict=False):
+        for before, after in seeds:
+            for spectrum in before:
+                look = {"color": "#999999", "linewidth": 1, "linestyle": "--", "label": "at initialisation"}
+                _draw_line(axes, spectrum, look)
+            for spectrum in after:
+                colour = COLOURS[(spectrum.layer - 1) % len(COLOURS)]
+                _draw_line(axes, spectrum, {"color": colour, "linewidth": 1.2, "label": f"layer {spectrum.layer}"})
         axes.set_yscale("log")
-        smallest = torch.stack([spectrum.eigenvalues.clamp(min=1e-9).min() for spectrum in before + after]).min()
+        heads = [spectrum.eigenvalues for before_and_after in seeds for part in before_and_after for spectrum in part]
+        smallest = torch.stack([values.clamp(min=1e-9).min() for values in heads]).min()
         axes.set_ylim(bottom=max(1e-6, 0.5 * smallest.item()))
-        axes.set_title(name, fontsize=8)
+        axes.set_title(name)
         axes.set_xlabel("rank")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, frameon=False)
+        # One name for all lines of a kind.
+        handles, labels = axes.get_legend_handles_labels()
+        once = dict(zip(labels, handles, strict=True))
+        axes.legend(once.values(), once.keys())
     for axes in all_axes.flat[len(spectra) :]:
         axes.set_visible(False)
-    all_axes[0, 0].set_ylabel("eigenvalue")
+    for axes in all_axes[:, 0]:
+        axes.set_ylabel("eigenvalue")
     return figure
+
+
+def _draw_line(axes: Axes, spectrum: HeadSpectrum, look: dict[str, Any]) -> None:
+    axes.plot(range(1, len(spectrum.eigenvalues) + 1), spectrum.eigenvalues.flip(0), **look)

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from klformer.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
 from klformer.analysis.options import Count, check_classification
 from klformer.analysis.output import print_table, write_results
+from klformer.analysis.seeds import over_seeds
 from klformer.data import Batch, collate
 from klformer.errors import ArgumentError, RunError
 from klformer.models import SequenceClassifier
@@ -129,9 +130,14 @@ def _open(loaded: LoadedRun, examples: int, reporter: Reporter) -> Examined:
 
 def _rows(examined: Examined, draws: int, advance: Callable[[], None]) -> list[Row]:
     """One row a milestone; without numbers if the run has not reached it."""
-    known = {"run": examined.folder.name, "attention": examined.attention, "task": examined.task}
+    known = {
+        "run": examined.folder.name,
+        "attention": examined.attention,
+        "task": examined.task,
+        "seed": examined.seed,
+    }
     missing = dict.fromkeys(["step", "accuracy", *(field.name for field in fields(GradientStatistics))])
-    rows = []
+    rows: list[Row] = []
     for percent in MILESTONES:
         row: Row = known | {"reached": percent} | missing
         if percent in examined.reached:
@@ -148,25 +154,39 @@ def _measure(examined: Examined, checkpoint: Checkpoint, draws: int, advance: Ca
 
 
 def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
-    """Learning curves, and the deviations at the milestones; colours by attention, dashes by task."""
+    """Learning curves, thin by seed and thick in the mean, and the deviations at the milestones with the standard error
+    over seeds; colours by attention, dashes by task."""
     attentions = list(dict.fromkeys(one.attention for one in examined))
     tasks = sorted({one.task for one in examined})
     figure = plt.figure(figsize=(13, 4.8), layout="constrained")
     left, *others = figure.subplots(1, 1 + len(DEVIATIONS))
-    for number, one in enumerate(examined):
+    milestones = over_seeds(rows, by=("attention", "task", "reached"), values=list(DEVIATIONS))
+    for attention, task in dict.fromkeys((one.attention, one.task) for one in examined):
         look: dict[str, Any] = {
-            "color": COLOURS[attentions.index(one.attention) % len(COLOURS)],
-            "linestyle": STYLES[tasks.index(one.task) % len(STYLES)],
-            "marker": MARKERS[tasks.index(one.task) % len(MARKERS)],
-            "markersize": 4,
-            "label": f"{one.attention}, {one.task}",
+            "color": COLOURS[attentions.index(attention) % len(COLOURS)],
+            "linestyle": STYLES[tasks.index(task) % len(STYLES)],
         }
-        points = RunFolder(one.folder).metrics("validation")
-        left.plot([point["step"] for point in points], [100 * point["accuracy"] for point in points], **look)
-        mine = rows[number * len(MILESTONES) : (number + 1) * len(MILESTONES)]
-        reached = [row for row in mine if row["step"] is not None]
+        marked = look | {"marker": MARKERS[tasks.index(task) % len(MARKERS)], "markersize": 4}
+        seeds = [one for one in examined if (one.attention, one.task) == (attention, task)]
+        curves = [RunFolder(one.folder).metrics("validation") for one in seeds]
+        by_seed = [{"step": point["step"], "accuracy": 100 * point["accuracy"]} for curve in curves for point in curve]
+        if len(seeds) > 1:
+            for curve in curves:
+                points = [(point["step"], 100 * point["accuracy"]) for point in curve]
+                left.plot(*zip(*points, strict=True), linewidth=0.6, alpha=0.5, **look)
+        mean = sorted(over_seeds(by_seed, by=["step"], values=["accuracy"]), key=lambda point: point["step"])
+        steps, accuracies = [point["step"] for point in mean], [point["accuracy"] for point in mean]
+        left.plot(steps, accuracies, label=f"{attention}, {task}", **marked)
+        mine = [row for row in milestones if (row["attention"], row["task"]) == (attention, task)]
         for axes, column in zip(others, DEVIATIONS, strict=True):
-            axes.plot([row["reached"] for row in reached], [row[column] for row in reached], **look)
+            reached = [row for row in mine if row[column] is not None]
+            axes.errorbar(
+                [row["reached"] for row in reached],
+                [row[column] for row in reached],
+                yerr=[row[f"{column}_error"] or 0 for row in reached],
+                capsize=2,
+                **marked,
+            )
     left.set_xlabel("training step")
     left.set_ylabel("validation accuracy, %")
     for axes, reading in zip(others, DEVIATIONS.values(), strict=True):
@@ -176,5 +196,5 @@ def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
         axes.set_xticks(MILESTONES)
     for axes in (left, *others):
         axes.grid(alpha=0.3)
-    figure.legend(*left.get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=6, frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(tasks)))
     return figure

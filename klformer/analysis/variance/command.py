@@ -17,6 +17,7 @@ from torch import Tensor
 
 from klformer.analysis.options import Count, check_classification
 from klformer.analysis.output import print_table, write_results
+from klformer.analysis.seeds import over_seeds
 from klformer.analysis.variance.measure import FloatArray, r_squared, variance_metrics
 from klformer.data import BucketSampler, Examples, collate
 from klformer.errors import ArgumentError
@@ -208,26 +209,29 @@ def _r_squared(value: float) -> str:
 
 
 def draw_bars(rows: Sequence[Row]) -> Figure:
-    """One panel a measure, one bar a run: the paper's bar figure."""
-    panels = [("rsd", "RSD"), ("pi", "PI, % of draws"), ("agv", "AGV"), ("voting_accuracy", "voting accuracy, %")]
+    """One panel a measure, one bar an attention with the standard error over its seeds: the paper's bar figure."""
+    panels = {"rsd": "RSD", "pi": "PI, % of draws", "agv": "AGV", "voting_accuracy": "voting accuracy, %"}
+    bars = over_seeds(rows, by=("attention", "task", "folder"), values=list(panels))
     figure, all_axes = plt.subplots(
-        1, len(panels), figsize=(11, 1.8 + 0.28 * len(rows)), layout="constrained", sharey=True
+        1, len(panels), figsize=(11, 1.8 + 0.28 * len(bars)), layout="constrained", sharey=True
     )
-    for axes, (key, title), colour in zip(all_axes, panels, COLOURS, strict=False):
-        values = [row[key] * (100 if key == "voting_accuracy" else 1) for row in rows]
-        lengths = [value if math.isfinite(value) else 0 for value in values]
-        bars = axes.barh(range(len(rows)), lengths, color=colour, height=0.7)
-        axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=8)
-        axes.set_xlim(min(0.98 * min(lengths), 1) if key == "agv" else 0, max(lengths) * 1.2 or 1)
-        axes.set_title(title, fontsize=10)
-        axes.set_yticks(range(len(rows)), run_labels(rows), fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+    for axes, (key, title), colour in zip(all_axes, panels.items(), COLOURS, strict=False):
+        factor = 100 if key == "voting_accuracy" else 1
+        lengths = [factor * (bar[key] or 0) for bar in bars]
+        errors = [factor * (bar[f"{key}_error"] or 0) for bar in bars]
+        drawn = axes.barh(range(len(bars)), lengths, xerr=errors, color=colour, height=0.7, error_kw={"capsize": 2})
+        texts = ["not finite" if bar[key] is None else f"{factor * bar[key]:.3g}" for bar in bars]
+        axes.bar_label(drawn, texts, padding=2, fontsize=9)
+        longest = max(length + error for length, error in zip(lengths, errors, strict=True))
+        axes.set_xlim(min(0.98 * min(lengths), 1) if key == "agv" else 0, longest * 1.25 or 1)
+        axes.set_title(title)
+        axes.set_yticks(range(len(bars)), run_labels(bars))
     all_axes[0].invert_yaxis()
     return figure
 
 
 def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Figure:
-    """The paper's scatter plots, one row of panels a task."""
+    """The paper's scatter plots, one row of panels a task, one point a run; all seeds of an attention look alike."""
     titles = {"rsd": "RSD", "agv": "AGV", "pi": "PI, % of draws"}
     height = 0.8 + 3.4 * len(correlations)
     figure, grid = plt.subplots(
@@ -235,13 +239,15 @@ def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[st
     )
     for (task, values), panels in zip(correlations.items(), grid, strict=True):
         of_task = by_task(rows)[task]
+        attentions = list(dict.fromkeys(row["attention"] for row in of_task))
         for axes, (a, b) in zip(panels, combinations(titles, 2), strict=True):
-            for number, (row, label) in enumerate(zip(of_task, run_labels(of_task), strict=True)):
+            for number, attention in enumerate(attentions):
+                points = [(row[a], row[b]) for row in of_task if row["attention"] == attention]
                 marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-                axes.scatter(row[a], row[b], marker=marker, color=colour, s=45, label=label)
+                axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=45, label=attention)
             axes.set_xlabel(titles[a])
             axes.set_ylabel(titles[b])
-            axes.set_title(f"{task}: R² {_r_squared(values[f'{a}-{b}'])}, {len(of_task)} runs", fontsize=10)
+            axes.set_title(f"{task}: R² {_r_squared(values[f'{a}-{b}'])}, {len(of_task)} runs")
             axes.grid(alpha=0.3)
-        panels[-1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
