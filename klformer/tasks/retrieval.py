@@ -61,7 +61,7 @@ PRESETS: Mapping[str, Preset] = {
         "optimiser": {**LRA_OPTIMISER, "learning_rate": 5e-3, "weight_decay": 0.01},
         "schedule": {"kind": "cosine", "warmup_steps": 50},
         "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250,
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 350, "evaluate_every": 175, "checkpoint_every": 175,
             "evaluation_draws": 4,
         },
         "attention": LAPTOP_ATTENTION,
