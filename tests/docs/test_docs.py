@@ -1,5 +1,6 @@
 """What the docs say is there: links lead somewhere, named files exist, and the command line reads the commands."""
 
+import json
 import re
 import shlex
 from importlib import import_module
@@ -12,6 +13,7 @@ from klformer.cli.main import COMMANDS
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
+DATA = [*sorted((ROOT / "docs/evidence/data").glob("*.json")), ROOT / "klformer/analysis/evidence/measured.json"]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -22,6 +24,10 @@ PREFIX = r"(?:\w+=\S* +)*(?:torchrun .*?-m +)?"
 COMMAND = re.compile(rf"^{PREFIX}klformer +(?P<rest>.+)$")
 #: Commands inside of sentences and tables.
 INLINE = re.compile(rf"`{PREFIX}klformer +([^`]+)`")
+#: What the commands of data may be instead: a script or a test of the project, or the place of other commands.
+SCRIPT = re.compile(r"^python (?:-m pytest )?(?P<file>[\w./-]+\.py)\b")
+ELSEWHERE = re.compile(r"^see (?P<file>[\w./-]+\.json)$")
+NO_COMMAND = ("the code block of the page", "no command was kept")
 LOOP = re.compile(r"^for (?P<variable>\w+) in (?P<values>.+); do$")
 #: Words that stand for whatever the reader has, where the command line knows the choices. Others are folders and files.
 DUMMIES = {"TASK": "listops", "NAME": "gmm-rks", "FEATURES": "difference", "N": "2"}
@@ -88,11 +94,27 @@ def test_files_that_are_named_exist(page):
 @every_page
 def test_commands_are_read_by_the_command_line(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name, *arguments in commands_of(page.read_text()):
-        if name == "--plugin":  # tests/docs/test_code.py reads them, once the plugin is registered
-            continue
-        assert name in COMMANDS, f"{page.name}: klformer {name} is no command"
-        import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")
+    for words in commands_of(page.read_text()):
+        if words[0] != "--plugin":  # tests/docs/test_code.py reads those, once the plugin is registered
+            read_by_the_command_line(words, page)
+
+
+@pytest.mark.parametrize("file", DATA, ids=lambda file: file.name)
+def test_commands_of_data_are_read_by_the_command_line(file, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for line in "\n".join(json.loads(file.read_text())["commands"].values()).splitlines():
+        if found := COMMAND.match(line):
+            read_by_the_command_line(words_of(found["rest"]), file)
+        elif found := SCRIPT.match(line) or ELSEWHERE.match(line):
+            assert (ROOT / found["file"]).exists(), f"{file.name}: {line}"
+        else:
+            assert line in NO_COMMAND, f"{file.name}: {line} is no command"
+
+
+def read_by_the_command_line(words, place):
+    name, *arguments = words
+    assert name in COMMANDS, f"{place.name}: klformer {name} is no command"
+    import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")
 
 
 def test_commands_are_found_behind_what_stands_before_them():

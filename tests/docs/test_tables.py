@@ -1,7 +1,9 @@
-"""Tables of the docs are what the data says, and what can't be made is refused."""
+"""Tables of the docs are what the data says, data says where it is from, and what can't be made is refused."""
 
 import json
+import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -9,6 +11,8 @@ from klformer.analysis.evidence.pages import render
 from klformer.errors import ArgumentError, FileError
 
 ROOT = Path(__file__).parents[2]
+DATA = ROOT / "docs/evidence/data"
+MEASURED = ROOT / "klformer/analysis/evidence/measured.json"
 ROW = {
     "setting": "a: accuracy, %",
     "attention": "gmm-rks",
@@ -28,6 +32,34 @@ ROW = {
 def test_pages_are_as_their_data_says(page):
     text = page.read_text()
     assert render(text, ROOT, str(page)) == text, "make evidence renders it again"
+
+
+@pytest.mark.parametrize("file", [*sorted(DATA.glob("*.json")), MEASURED], ids=lambda file: file.name)
+def test_data_says_where_it_is_from(file):
+    data = json.loads(file.read_text())
+    settings = {row["setting"].partition(":")[0] for row in data["rows"] if "setting" in row}
+    assert data["caption"]
+    assert {"date", "processor", "torch", "klformer"} <= data["environment"].keys()
+    assert data["commands"], "tests/docs/test_docs.py reads them"
+    assert settings <= data["commands"].keys()
+    assert data.get("differs", {}).keys() <= settings
+
+
+def test_what_decisions_repeat_is_what_the_runs_say():
+    files = {"recall": "recall-smoothing", "sparsity 0.5": "sparsity", "ListOps": "listops", "Text": "text"}
+    # Recall with the default smoothing has comparisons in place of runs.
+    recall = [row for row in rows_of(MEASURED) if row["setting"].startswith("recall-laptop:")]
+    compared = {row["attention"]: row["learned"] for row in recall if row["draw"] == "redrawn"}
+    for row in (row for row in rows_of(DATA / "decisions.json") if row["setting"] == "smoothing-tasks"):
+        task, attention = row[""].replace("`", "").split(", ")
+        for heading, name in (("s = 1", f"{attention}:smoothing=1"), ("0.1", attention)):
+            values = [run["value"] for run in rows_of(DATA / f"{files[task]}.json") if run["attention"] == name]
+            half = 0.5 * 10.0 ** -len(str(row[heading]).partition(".")[2])  # of the last digit
+            assert row[heading] == pytest.approx(fmean(values or [compared[name]]), abs=half + 1e-4), row
+
+
+def rows_of(file):
+    return json.loads(file.read_text())["rows"]
 
 
 def test_a_table_is_made_of_the_rows_that_are_asked_for(tmp_path):
@@ -100,6 +132,71 @@ def test_settings_side_by_side(tmp_path):
         "| `softmax` | 55.00 +- 5.00 (2) | 3.00 (1) |",
         "| `linear-elu` | - | 5.00 +- 1.00 (2) |",
     ]
+
+
+def test_tasks_have_their_mean_and_the_best_is_first(tmp_path):
+    rows = [*runs("a: %", "softmax", 50.0, 60.0), *runs("a: %", "local", 90.0), *runs("a: %", "linear-elu", 70.0)]
+    (tmp_path / "first.json").write_text(json.dumps({"rows": rows}))
+    rows = [*runs("b: %", "softmax", 3.0), *runs("b: %", "linear-elu", 4.0, 6.0)]
+    (tmp_path / "second.json").write_text(json.dumps({"rows": rows}))
+    page = "<!-- table tasks first.json,second.json -->\n<!-- /table -->\n"
+    assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")] == [
+        "| attention | a | b | mean of all |",
+        "|---|---|---|---|",
+        "| `linear-elu` | 70.00 (1) | 5.00 +- 1.00 (2) | 37.50 |",
+        "| `softmax` | 55.00 +- 5.00 (2) | 3.00 (1) | 29.00 |",
+        "| `local` | 90.00 (1) | - | - |",
+    ]
+
+
+def test_columns_that_a_page_chooses_are_means_over_seeds(tmp_path):
+    known = {"setting": "a", "task": "text"}
+    rows = [known | {"attention": "gmm-rks", "seed": seed, "rsd": rsd, "pi": 1234.0} for seed, rsd in ((0, 1), (1, 3))]
+    rows += [known | {"attention": "gmm-prf", "seed": 0, "rsd": 0.01234, "pi": None}]
+    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+    page = '<!-- table means data.json task=text by=task,attention "show=rsd:RSD, mean,pi" -->\n<!-- /table -->\n'
+    assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")] == [
+        "| task | attention | runs | RSD, mean | pi |",
+        "|---|---|---|---|---|",
+        "| text | `gmm-rks` | 2 | 2.00 +- 1.00 | 1,234 +- 0 |",
+        "| text | `gmm-prf` | 1 | 0.0123 |  |",
+    ]
+
+
+def test_what_the_runs_took(tmp_path):
+    rows = [row | {"train_seconds": 1800.0} for row in [*runs("a: %", "x", 1, 2), *runs("b: %", "x", 1)]]
+    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+    page = "<!-- table cost data.json -->\n<!-- /table -->\n"
+    assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")][2:] == [
+        "| a | 2 | 1800 | 1.0 |",
+        "| b | 1 | 1800 | 0.5 |",
+        "| all | 3 | 1800 | 1.5 |",
+    ]
+
+
+NUMBER_WITH_ERROR = re.compile(r"(\d[\d,]*(?:\.\d+)?) \+- (\d[\d,]*(?:\.\d+)?)")
+
+
+WITH_TABLES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "<!-- table" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)
+def test_a_number_with_its_error_is_in_a_table_of_its_page(page):
+    """What sentences say of the data is what tables say, rounded: sentences are typed, and would drift."""
+    lines = page.read_text().splitlines()
+    said = [found for line in lines if not line.startswith(("|", "    ")) for found in NUMBER_WITH_ERROR.findall(line)]
+    shown = [found for line in lines if line.startswith("|") for found in NUMBER_WITH_ERROR.findall(line)]
+    for numbers in said:
+        assert any(is_rounded(numbers, others) for others in shown), f"{' +- '.join(numbers)} is in no table"
+
+
+def is_rounded(numbers, others):
+    """Whether all of the numbers are the others with as many decimals as they have, or fewer."""
+    for number, other in zip(numbers, others, strict=True):
+        unit = 10 ** -len(number.partition(".")[2])
+        if abs(float(number.replace(",", "")) - float(other.replace(",", ""))) > 0.5 * unit + 1e-9:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from klformer.analysis.seeds import standard_error
 from klformer.attention import AttentionSpec, attention_options
 from klformer.errors import ArgumentError
 
@@ -52,7 +53,7 @@ class Comparison:
             "frozen": _mean(self.frozen),
             "frozen_std": _deviation(self.frozen),
             "difference": _mean(self.differences),
-            "standard_error": _standard_error(self.differences),
+            "standard_error": standard_error(self.differences),
             "pairs": len(self.differences),
         }
 
@@ -114,7 +115,3 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None

@@ -3,14 +3,24 @@
     python -m klformer.analysis.evidence.pages docs           renders every page of a folder again
     python -m klformer.analysis.evidence.pages docs --check   says which would change, and exits with 1 if any
 
-A table stands between two comments of a page. The first names the kind of the table, the data (a file, from the
-project's root) and the rows to take, as field=value with the words in quotes where they have spaces:
+A table stands between two comments of a page. The first names the kind of the table, the data (a file from the
+project's root, or several with commas between) and the rows to take, as field=value with the words in quotes where they
+have spaces:
 
     <!-- table learned data/recall.json "setting=recall-laptop: accuracy, %" draw=redrawn,none -->
     <!-- /table -->
 
 A value may be several, separated by commas without spaces. A row that nothing was measured for is not written; a
-selection without any row is an error.
+selection without any row is an error. Kinds that let a page choose their columns take them the same way:
+
+    <!-- table means data/variance.json task=text by=attention "show=rsd:RSD,pi:PI, %" -->
+
+Beside its rows a file of data has for readers:
+
+    caption      what the rows are, in a sentence
+    environment  versions, processor and date of the measurement
+    differs      where a setting was measured in another environment, what is other there
+    commands     for every setting what makes its rows, a command a line
 """
 
 import argparse
@@ -18,10 +28,10 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from klformer.analysis.evidence.tables import KINDS, Row
+from klformer.analysis.evidence.tables import COLUMN_OPTIONS, KINDS, Row
 from klformer.errors import ArgumentError, FileError
 
 _TABLE = re.compile(r"(<!-- table (?P<words>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -41,13 +51,15 @@ def render(text: str, root: Path, place: str) -> str:
     """
 
     def table(found: re.Match[str]) -> str:
-        kind, file, *conditions = shlex.split(found["words"])
+        kind, files, *words = shlex.split(found["words"])
         if kind not in KINDS:
             raise ArgumentError(f"{place}: unknown kind of table {kind!r}; known are {', '.join(KINDS)}")
-        rows = _selected(_read(root / file), conditions)
+        conditions = {field: _values(values) for field, _, values in (word.partition("=") for word in words)}
+        columns = {option: conditions.pop(option) for option in COLUMN_OPTIONS.get(kind, ()) if option in conditions}
+        rows = _selected([row for file in files.split(",") for row in _read(root / file)], conditions)
         if not rows:
-            raise ArgumentError(f"{place}: {file} has no row with {', '.join(conditions)}")
-        return f"{found[1]}\n{KINDS[kind](rows)}\n{found[3]}"
+            raise ArgumentError(f"{place}: {files} has no row with {', '.join(words)}")
+        return f"{found[1]}\n{KINDS[kind](rows, **columns)}\n{found[3]}"
 
     return _TABLE.sub(table, text)
 
@@ -60,13 +72,13 @@ def _read(file: Path) -> list[Row]:
     return rows
 
 
-def _selected(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    wanted = []
-    for condition in conditions:
-        field, _, values = condition.partition("=")
-        # The name of a setting has commas with spaces.
-        wanted.append((field, re.split(r",(?! )", values)))
-    return [row for row in rows if all(str(row.get(field)) in values for field, values in wanted)]
+def _values(text: str) -> list[str]:
+    """What stands between commas. The name of a setting has commas too, with spaces behind them."""
+    return re.split(r",(?! )", text)
+
+
+def _selected(rows: Sequence[Row], conditions: Mapping[str, Sequence[str]]) -> list[Row]:
+    return [row for row in rows if all(str(row.get(field)) in values for field, values in conditions.items())]
 
 
 def main() -> None:

@@ -3,16 +3,21 @@
     learned   an attention learned, frozen, and the difference of pairs of one seed
     against   every attention of one setting beside others that it is measured against, paired by seed
     settings  attentions down, settings across
+    tasks     the same with the mean over tasks, best first
+    means     columns that the page chooses, each the mean over seeds with its standard error
+    cost      how many runs every setting took, and how long
     fields    the data as it is
 
 A difference is bold where it is more than two standard errors, of at least three pairs. Nothing else is called better.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from klformer.analysis.evidence.measure import comparisons, measured
+from klformer.analysis.seeds import over_seeds, standard_error
 from klformer.attention import AttentionSpec, attention_options
 
 Row = Mapping[str, Any]
@@ -62,7 +67,7 @@ def against_others(rows: Sequence[Row]) -> str:
     for name, values in sorted(by_attention.items(), key=lambda found: -statistics.fmean(found[1].values())):
         others = [by_attention[reference] if reference != name else {} for reference in references]
         others.append(by_attention.get(_frozen(name) or "", {}))
-        mean = with_spread(statistics.fmean(values.values()), _standard_error(list(values.values())))
+        mean = _mean_and_error(list(values.values()))
         differences = (_difference(*_paired(values, other)) for other in others)
         over_draws = [deviation for deviation in by_draw[name] if deviation is not None]
         spread = f"{statistics.fmean(over_draws):.2f}" if over_draws else ""
@@ -74,17 +79,58 @@ def against_others(rows: Sequence[Row]) -> str:
 def by_setting(rows: Sequence[Row]) -> str:
     """Runs, one row each: the mean of every attention in every setting with the standard error over seeds, and how many
     those are. A dash means no result."""
+    headings, lines = _across_settings(rows)
+    return _markdown(headings, [cells for _, cells in lines])
+
+
+def by_task(rows: Sequence[Row]) -> str:
+    """The same of tasks whose metrics may be averaged, with the mean over all tasks: the best is first, and attentions
+    that lack a task are last."""
+    headings, lines = _across_settings(rows)
+    lines.sort(key=lambda line: math.inf if line[0] is None else -line[0])
+    cells = [[*cells, "-" if average is None else f"{average:.2f}"] for average, cells in lines]
+    return _markdown([*headings, "mean of all"], cells)
+
+
+def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float | None, list[str]]]]:
+    """Headings, and for every attention its mean over all settings, if it has all, with its cells."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     by_attention = {setting: _by_attention([row for row in rows if row["setting"] == setting]) for setting in settings}
     lines = []
     for name in dict.fromkeys(row["attention"] for row in rows):
-        cells = []
-        for setting in settings:
-            values = list(by_attention[setting].get(name, {}).values())
-            mean = with_spread(statistics.fmean(values), _standard_error(values)) if values else "-"
-            cells.append(f"{mean} ({len(values)})" if values else mean)
-        lines.append([f"`{name}`", *cells])
-    return _markdown(["attention", *(setting.partition(":")[0] for setting in settings)], lines)
+        found = [list(by_attention[setting].get(name, {}).values()) for setting in settings]
+        cells = [f"{_mean_and_error(values)} ({len(values)})" if values else "-" for values in found]
+        average = statistics.fmean(statistics.fmean(values) for values in found) if all(found) else None
+        lines.append((average, [f"`{name}`", *cells]))
+    return ["attention", *(setting.partition(":")[0] for setting in settings)], lines
+
+
+def means(rows: Sequence[Row], by: Sequence[str], show: Sequence[str]) -> str:
+    """Columns of the data, means over seeds with their standard errors.
+
+    Args:
+        by: The fields that a row of the table has in common, which are its first columns.
+        show: The fields to average, as field or field:heading.
+    """
+    headings = {field: heading or field for field, _, heading in (word.partition(":") for word in show)}
+    together = over_seeds(rows, by=by, values=list(headings))
+    lines = []
+    for row in together:
+        known = [f"`{row[field]}`" if field == "attention" else str(row[field]) for field in by]
+        averaged = [_significant(row[field], row[f"{field}_error"]) for field in headings]
+        lines.append([*known, str(row["seeds"]), *averaged])
+    return _markdown([*by, "runs", *headings.values()], lines)
+
+
+def cost(rows: Sequence[Row]) -> str:
+    """Runs and hours of training by setting, and all of them together."""
+    settings = list(dict.fromkeys(row["setting"] for row in rows))
+    groups = [[row for row in rows if row["setting"] == setting] for setting in settings]
+    lines = []
+    for name, group in [*zip((setting.partition(":")[0] for setting in settings), groups, strict=True), ("all", rows)]:
+        seconds = [row["train_seconds"] for row in group]
+        lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}"])
+    return _markdown(["setting", "runs", "seconds a run (median)", "hours in all"], lines)
 
 
 def all_fields(rows: Sequence[Row]) -> str:
@@ -101,12 +147,17 @@ def all_fields(rows: Sequence[Row]) -> str:
 
 
 #: What a page may ask for, by its first word.
-KINDS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+KINDS: Mapping[str, Callable[..., str]] = {
     "learned": learned_or_frozen,
     "against": against_others,
     "settings": by_setting,
+    "tasks": by_task,
+    "means": means,
+    "cost": cost,
     "fields": all_fields,
 }
+#: What a kind takes besides its rows.
+COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {"means": ("by", "show")}
 
 
 def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
@@ -116,6 +167,18 @@ def with_spread(value: float | None, spread: float | None, *, sign: bool = False
     digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
     text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
     return text if spread is None else f"{text} +- {spread:.{digits}f}"
+
+
+def _mean_and_error(values: Sequence[float]) -> str:
+    return with_spread(statistics.fmean(values), standard_error(values))
+
+
+def _significant(value: float | None, error: float | None) -> str:
+    """A mean with three significant digits, and its standard error with as many decimals."""
+    if value is None:
+        return ""
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    return f"{value:,.{digits}f}" if error is None else f"{value:,.{digits}f} +- {error:,.{digits}f}"
 
 
 def _by_attention(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
@@ -146,7 +209,7 @@ def _paired(values: Mapping[int, float], others: Mapping[int, float]) -> tuple[f
     """The mean difference of pairs of one seed, its standard error, and how many they are."""
     differences = [value - others[seed] for seed, value in values.items() if seed in others]
     mean = statistics.fmean(differences) if differences else None
-    return mean, _standard_error(differences), len(differences)
+    return mean, standard_error(differences), len(differences)
 
 
 def _difference(mean: float | None, standard_error: float | None, pairs: int) -> str:
@@ -157,10 +220,6 @@ def _difference(mean: float | None, standard_error: float | None, pairs: int) ->
 def _is_beyond(mean: float | None, standard_error: float | None, pairs: int) -> bool:
     """Whether a difference is more than chance."""
     return pairs >= _PAIRS and (standard_error or 0) * _ERRORS < abs(mean or 0)
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
