@@ -42,7 +42,7 @@ CHECKSUMS = {
     ("text", "paper"): "c389de27916f0de0",
     ("text", "laptop"): "1bddee24e1eee37c",
     ("retrieval", "paper"): "77e3295fc776c45e",
-    ("retrieval", "laptop"): "b23fbd8fdeb08ad5",
+    ("retrieval", "laptop"): "8d4acb9e0a2d030c",
     ("image", "paper"): "0c25373f956d5f6e",
     ("image", "laptop"): "9266ea2ffd51a56c",
     ("sparsity", "paper"): "2448a1b00e397a1d",
