@@ -41,7 +41,7 @@ docs: install .venv/docs-installed
 
 # Tables of the docs, made again of their data.
 evidence: install
-	$(BIN)/python -m klformer.analysis.evidence.pages docs
+	$(BIN)/python -m klformer.analysis.evidence.pages docs README.md
 
 .venv/docs-installed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

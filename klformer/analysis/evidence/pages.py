@@ -1,7 +1,7 @@
 """Tables of the docs are made of the data that they speak of, never typed.
 
-    python -m klformer.analysis.evidence.pages docs           renders every page of a folder again
-    python -m klformer.analysis.evidence.pages docs --check   says which would change, and exits with 1 if any
+    python -m klformer.analysis.evidence.pages docs README.md   renders every page of a folder, and another page
+    python -m klformer.analysis.evidence.pages docs --check     says which would change, and exits with 1 if any
 
 A table stands between two comments of a page. The first names the kind of the table, the data (a file from the
 project's root, or several with commas between) and the rows to take, as field=value with the words in quotes where they
@@ -82,19 +82,20 @@ def _selected(rows: Sequence[Row], conditions: Mapping[str, Sequence[str]]) -> l
 
 
 def main() -> None:
-    """Render the pages of a folder."""
+    """Render pages, named from the project's root."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("places", type=Path, nargs="+", help="pages, or folders of pages")
     parser.add_argument("--check", action="store_true", help="change nothing, and say what would change")
     options = parser.parse_args()
     changed = []
-    for page in sorted(options.folder.rglob("*.md")):
-        before = page.read_text()
-        after = render(before, options.folder.resolve().parent, str(page))
-        if after != before:
-            changed.append(str(page))
-            if not options.check:
-                page.write_text(after)
+    for place in options.places:
+        for page in sorted(place.rglob("*.md")) if place.is_dir() else [place]:
+            before = page.read_text()
+            after = render(before, place.resolve().parent, str(page))
+            if after != before:
+                changed.append(str(page))
+                if not options.check:
+                    page.write_text(after)
     if changed:
         print(("not as the data says: " if options.check else "rendered: ") + ", ".join(changed))
     sys.exit(1 if options.check and changed else 0)
