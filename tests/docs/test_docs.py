@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from klformer.cli.main import COMMANDS
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
-DATA = [*sorted((ROOT / "docs/evidence/data").glob("*.json")), ROOT / "klformer/analysis/evidence/measured.json"]
+MEASURED = ("klformer/analysis/evidence/measured.json", "examples/conversion/measured.json")
+DATA = [*sorted((ROOT / "docs/evidence/data").glob("*.json")), *(ROOT / name for name in MEASURED)]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -26,6 +28,7 @@ COMMAND = re.compile(rf"^{PREFIX}klformer +(?P<rest>.+)$")
 INLINE = re.compile(rf"`{PREFIX}klformer +([^`]+)`")
 #: What the commands of data may be instead: a script or a test of the project, or the place of other commands.
 SCRIPT = re.compile(r"^python (?:-m pytest )?(?P<file>[\w./-]+\.py)\b")
+MODULE = re.compile(r"^python -m (?P<module>klformer[\w.]+)\b")
 ELSEWHERE = re.compile(r"^see (?P<file>[\w./-]+\.json)$")
 NO_COMMAND = ("the code block of the page", "no command was kept")
 LOOP = re.compile(r"^for (?P<variable>\w+) in (?P<values>.+); do$")
@@ -107,6 +110,8 @@ def test_commands_of_data_are_read_by_the_command_line(file, monkeypatch, tmp_pa
             read_by_the_command_line(words_of(found["rest"]), file)
         elif found := SCRIPT.match(line) or ELSEWHERE.match(line):
             assert (ROOT / found["file"]).exists(), f"{file.name}: {line}"
+        elif found := MODULE.match(line):
+            assert find_spec(found["module"]), f"{file.name}: {line}"
         else:
             assert line in NO_COMMAND, f"{file.name}: {line} is no command"
 

@@ -13,6 +13,7 @@ from klformer.errors import ArgumentError, FileError
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/evidence/data"
 MEASURED = ROOT / "klformer/analysis/evidence/measured.json"
+CONVERTED = ROOT / "examples/conversion/measured.json"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_TABLES = [page for page in PAGES if "<!-- table" in page.read_text()]
 ROW = {
@@ -36,7 +37,7 @@ def test_pages_are_as_their_data_says(page):
     assert render(text, ROOT, str(page)) == text, "make evidence renders it again"
 
 
-@pytest.mark.parametrize("file", [*sorted(DATA.glob("*.json")), MEASURED], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*sorted(DATA.glob("*.json")), MEASURED, CONVERTED], ids=lambda file: file.name)
 def test_data_says_where_it_is_from(file):
     data = json.loads(file.read_text())
     settings = {row["setting"].partition(":")[0] for row in data["rows"] if "setting" in row}
