@@ -297,6 +297,16 @@ def test_seeds_share_a_panel_of_eigenvalues():
     plt.close(figure)
 
 
+def test_a_summary_of_eigenvalues_before_and_after():
+    row = {"task": "text", "attention": "gmm-rks", "minimum": 0.1, "mean": 1.0, "maximum": 2.0}
+    row |= {f"initial_{name}": 2 * row[name] for name in ("minimum", "mean", "maximum")}
+    figure = eigenvalues.draw_summary([row, row | {"mean": 3.0}, row | {"task": "retrieval"}])
+    before, after = figure.axes[0].lines
+    assert (list(before.get_xdata()), list(after.get_xdata())) == ([2.0], [2.0])
+    assert [axes.get_title() for axes in figure.axes] == ["text", "retrieval"]
+    plt.close(figure)
+
+
 def test_kernel(runs, tmp_path, capsys):
     analyze(capsys, "kernel", runs / "gmm-prf", "--quick", "--out", tmp_path)
     profiles = results(tmp_path, "kernel-profiles")
@@ -341,7 +351,7 @@ def test_gradients_at_the_milestones(milestones, tmp_path, capsys):
 
 def test_a_run_that_reached_no_milestone_keeps_its_place_and_its_curve(milestones, tmp_path, capsys, monkeypatch):
     figures, original = [], gradients.write_results
-    monkeypatch.setattr(gradients, "write_results", lambda *a, **k: figures.append(k["figure"]) or original(*a, **k))
+    monkeypatch.setattr(gradients, "write_results", lambda *a, **k: figures.append(k.get("figure")) or original(*a, **k))
     out = analyze(capsys, "gradients", milestones / "nowhere", "--quick", "--out", tmp_path)
     assert "-: not reached" in out
     rows = results(tmp_path, "gradients")
@@ -349,20 +359,20 @@ def test_a_run_that_reached_no_milestone_keeps_its_place_and_its_curve(milestone
     with (tmp_path / "gradients.csv").open() as file:
         assert [row["per_pass_deviation"] for row in csv.DictReader(file)] == ["", ""]
     curve = figures[0].axes[0].lines[0]
-    assert len(curve.get_xdata()) > 0
+    assert list(curve.get_xdata()) == [row["step"] for row in results(tmp_path, "curves")] != []
 
 
-def test_seeds_of_the_gradients_are_taken_together(milestones):
+def test_seeds_of_the_gradients_are_taken_together():
     """Two seeds: one thick curve and two thin ones, and the mean of the deviations at a milestone."""
-    one = gradients.Examined(milestones / "longer", "gmm-rks", "sparsity 0.5", 0, None, None, {})
     known = {"attention": "gmm-rks", "task": "sparsity 0.5"}
     rows = [
         known | {"reached": 20, "per_pass_deviation": value, "per_example_deviation": value} for value in (1.0, 3.0)
     ]
     rows.append(known | {"reached": 40, "per_pass_deviation": None, "per_example_deviation": None})
-    figure = gradients.draw([one, one], rows)
+    points = [known | {"run": run, "step": step, "accuracy": step + run} for run in (0, 2) for step in (10, 20)]
+    figure = gradients.draw(rows, points)
     curves, per_pass, _ = figure.axes
-    assert len(curves.lines) == 3
+    assert [list(line.get_ydata()) for line in curves.lines] == [[10, 20], [12, 22], [11, 21]]
     assert len(curves.get_legend_handles_labels()[1]) == 1
     assert (list(per_pass.lines[0].get_xdata()), list(per_pass.lines[0].get_ydata())) == ([20], [2.0])
     plt.close(figure)

@@ -1,5 +1,6 @@
 """`klformer analyze eigenvalues`: what became of the covariance of the frequencies (the paper's eigenvalue tables)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from matplotlib.figure import Figure
 from klformer.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
 from klformer.analysis.options import Count
 from klformer.analysis.output import print_table, write_results
+from klformer.analysis.seeds import over_seeds
 from klformer.errors import ArgumentError
-from klformer.plotting import COLOURS
+from klformer.plotting import COLOURS, LEARNED
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
 from klformer.terminal import make_console
@@ -24,6 +26,7 @@ CAPTION = (
     "Eigenvalues of the covariance of the frequencies, by layer and head, after training and at initialisation. "
     "Gaussian mixtures in closed form, other distributions from {draws} draws."
 )
+SUMMARY_CAPTION = "Mean over heads and seeds of the mean eigenvalue (points), and of the smallest and largest (lines)."
 DRAWS = Count("draws", full=64, quick=8)
 #: By what a panel shows, attention and task: the heads of each of its seeds, before and after training.
 Spectra = dict[str, list[tuple[list[HeadSpectrum], list[HeadSpectrum]]]]
@@ -79,7 +82,12 @@ def run(options: EigenvalueAnalysis) -> None:
     print_table(console, rows, "eigenvalues of the covariance")
     caption = CAPTION.format(draws=draws)
     figure = draw_spectra(spectra)
-    write_results(options.out, "eigenvalues", caption=caption, rows=rows, settings={"draws": draws}, figure=figure)
+    settings = {"draws": draws}
+    write_results(options.out, "eigenvalues", caption=caption, rows=rows, settings=settings, figure=figure)
+    figure = draw_summary(rows)
+    write_results(
+        options.out, "eigenvalues-summary", caption=SUMMARY_CAPTION, rows=rows, settings=settings, figure=figure
+    )
     console.print(f"written to {options.out}", highlight=False)
     reader.finish()
 
@@ -134,3 +142,29 @@ def draw_spectra(spectra: Spectra) -> Figure:
 
 def _draw_line(axes: Axes, spectrum: HeadSpectrum, look: dict[str, Any]) -> None:
     axes.plot(range(1, len(spectrum.eigenvalues) + 1), spectrum.eigenvalues.flip(0), **look)
+
+
+def draw_summary(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """One panel a task; of every attention the mean eigenvalue between the smallest and the largest, before training
+    and after."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    names = ("minimum", "mean", "maximum")
+    values = [f"{prefix}{name}" for prefix in ("", "initial_") for name in names]
+    attentions = list(dict.fromkeys(row["attention"] for row in rows))
+    size = (5.5 * len(tasks), 1.6 + 0.42 * len(attentions))
+    figure, panels = plt.subplots(1, len(tasks), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for axes, task in zip(panels.flat, tasks, strict=True):
+        of_task = over_seeds([row for row in rows if row["task"] == task], by=["attention"], values=values)
+        for prefix, shift, colour, label in (("initial_", -0.15, "#999999", "before"), ("", 0.15, LEARNED, "after")):
+            low, middle, high = ([max(row[f"{prefix}{name}"], 1e-6) for row in of_task] for name in names)
+            places = [attentions.index(row["attention"]) + shift for row in of_task]
+            axes.hlines(places, low, high, color=colour, linewidth=2)
+            axes.plot(middle, places, "o", color=colour, label=f"{label} training")
+        axes.set_xscale("log")
+        axes.set_title(task)
+        axes.set_xlabel("eigenvalue")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0, 0].set_yticks(range(len(attentions)), attentions)
+    panels[0, 0].invert_yaxis()
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure

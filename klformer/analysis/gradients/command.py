@@ -1,7 +1,7 @@
 """`klformer analyze gradients`: gradients at the classifier on the way to the solution, and learning curves."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tyro
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
@@ -36,6 +37,7 @@ CAPTION = (
     "under {draws} draws, in both readings of the paper: per pass, one value a draw, the gradient of the mean loss of "
     "all examples; per example, one value a draw and example, pooled."
 )
+CURVES_CAPTION = "Validation accuracy against steps, in %, run by run."
 EXAMPLES = Count("examples", full=50, quick=10)
 DRAWS = Count("draws", full=50, quick=5)
 #: Panels of the figure, by the columns that they show.
@@ -87,8 +89,10 @@ def run(options: GradientAnalysis) -> None:
     print_table(console, rows, f"gradients at the classifier, {examples} examples x {draws} draws; -: not reached")
     settings = {"examples": examples, "draws": draws}
     caption = CAPTION.format(examples=examples, draws=draws)
-    figure = draw(examined, rows)
+    curves = [row for one in examined for row in _curve(one)]
+    figure = draw(rows, curves)
     write_results(options.out, "gradients", caption=caption, rows=rows, settings=settings, figure=figure)
+    write_results(options.out, "curves", caption=CURVES_CAPTION, rows=curves, settings={})
     console.print(f"written to {options.out}", highlight=False)
     reader.finish()
 
@@ -128,18 +132,21 @@ def _open(loaded: LoadedRun, examples: int, reporter: Reporter) -> Examined:
     )
 
 
+def _known(examined: Examined) -> Row:
+    return {"run": examined.folder.name, "attention": examined.attention, "task": examined.task, "seed": examined.seed}
+
+
+def _curve(examined: Examined) -> Iterator[Row]:
+    for point in RunFolder(examined.folder).metrics("validation"):
+        yield _known(examined) | {"step": point["step"], "accuracy": 100 * point["accuracy"]}
+
+
 def _rows(examined: Examined, draws: int, advance: Callable[[], None]) -> list[Row]:
     """One row a milestone; without numbers if the run has not reached it."""
-    known = {
-        "run": examined.folder.name,
-        "attention": examined.attention,
-        "task": examined.task,
-        "seed": examined.seed,
-    }
     missing = dict.fromkeys(["step", "accuracy", *(field.name for field in fields(GradientStatistics))])
-    rows: list[Row] = []
+    rows = []
     for percent in MILESTONES:
-        row: Row = known | {"reached": percent} | missing
+        row: Row = _known(examined) | {"reached": percent} | missing
         if percent in examined.reached:
             row |= _measure(examined, examined.reached[percent], draws, advance)
         rows.append(row)
@@ -153,39 +160,27 @@ def _measure(examined: Examined, checkpoint: Checkpoint, draws: int, advance: Ca
     return {"step": checkpoint.step, "accuracy": accuracy} | asdict(gradient_statistics(gradients))
 
 
-def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[Row], curves: Sequence[Row]) -> Figure:
     """Learning curves, thin by seed and thick in the mean, and the deviations at the milestones with the standard error
     over seeds; colours by attention, dashes by task."""
-    attentions = list(dict.fromkeys(one.attention for one in examined))
-    tasks = sorted({one.task for one in examined})
+    attentions = list(dict.fromkeys(row["attention"] for row in rows))
+    tasks = sorted({row["task"] for row in rows})
     figure = plt.figure(figsize=(13, 4.8), layout="constrained")
     left, *others = figure.subplots(1, 1 + len(DEVIATIONS))
-    milestones = over_seeds(rows, by=("attention", "task", "reached"), values=list(DEVIATIONS))
-    for attention, task in dict.fromkeys((one.attention, one.task) for one in examined):
-        look: dict[str, Any] = {
-            "color": COLOURS[attentions.index(attention) % len(COLOURS)],
-            "linestyle": STYLES[tasks.index(task) % len(STYLES)],
-        }
-        marked = look | {"marker": MARKERS[tasks.index(task) % len(MARKERS)], "markersize": 4}
-        seeds = [one for one in examined if (one.attention, one.task) == (attention, task)]
-        curves = [RunFolder(one.folder).metrics("validation") for one in seeds]
-        by_seed = [{"step": point["step"], "accuracy": 100 * point["accuracy"]} for curve in curves for point in curve]
-        if len(seeds) > 1:
-            for curve in curves:
-                points = [(point["step"], 100 * point["accuracy"]) for point in curve]
-                left.plot(*zip(*points, strict=True), linewidth=0.6, alpha=0.5, **look)
-        mean = sorted(over_seeds(by_seed, by=["step"], values=["accuracy"]), key=lambda point: point["step"])
-        steps, accuracies = [point["step"] for point in mean], [point["accuracy"] for point in mean]
-        left.plot(steps, accuracies, label=f"{attention}, {task}", **marked)
-        mine = [row for row in milestones if (row["attention"], row["task"]) == (attention, task)]
+    for attention, task in dict.fromkeys((row["attention"], row["task"]) for row in rows):
+        colour = COLOURS[attentions.index(attention) % len(COLOURS)]
+        style, marker = (kinds[tasks.index(task) % len(kinds)] for kinds in (STYLES, MARKERS))
+        look = {"color": colour, "linestyle": style, "marker": marker, "markersize": 4}
+        _draw_curves(left, _of(curves, attention, task), look | {"label": f"{attention}, {task}"})
+        milestones = over_seeds(_of(rows, attention, task), by=["reached"], values=list(DEVIATIONS))
         for axes, column in zip(others, DEVIATIONS, strict=True):
-            reached = [row for row in mine if row[column] is not None]
+            reached = [row for row in milestones if row[column] is not None]
             axes.errorbar(
                 [row["reached"] for row in reached],
                 [row[column] for row in reached],
                 yerr=[row[f"{column}_error"] or 0 for row in reached],
                 capsize=2,
-                **marked,
+                **look,
             )
     left.set_xlabel("training step")
     left.set_ylabel("validation accuracy, %")
@@ -198,3 +193,19 @@ def draw(examined: Sequence[Examined], rows: Sequence[Row]) -> Figure:
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(tasks)))
     return figure
+
+
+def _of(rows: Sequence[Row], attention: str, task: str) -> list[Row]:
+    return [row for row in rows if (row["attention"], row["task"]) == (attention, task)]
+
+
+def _draw_curves(axes: Axes, curves: Sequence[Row], look: Mapping[str, Any]) -> None:
+    """The mean over runs, and every one of several."""
+    by_run: dict[str, list[Row]] = {}
+    for point in curves:
+        by_run.setdefault(point["run"], []).append(point)
+    thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 0.6, "alpha": 0.5}
+    for points in by_run.values() if len(by_run) > 1 else ():
+        axes.plot([point["step"] for point in points], [point["accuracy"] for point in points], **thin)
+    mean = sorted(over_seeds(curves, by=["step"], values=["accuracy"]), key=lambda point: point["step"])
+    axes.plot([point["step"] for point in mean], [point["accuracy"] for point in mean], **look)
