@@ -351,7 +351,9 @@ def test_gradients_at_the_milestones(milestones, tmp_path, capsys):
 
 def test_a_run_that_reached_no_milestone_keeps_its_place_and_its_curve(milestones, tmp_path, capsys, monkeypatch):
     figures, original = [], gradients.write_results
-    monkeypatch.setattr(gradients, "write_results", lambda *a, **k: figures.append(k.get("figure")) or original(*a, **k))
+    monkeypatch.setattr(
+        gradients, "write_results", lambda *a, **k: figures.append(k.get("figure")) or original(*a, **k)
+    )
     out = analyze(capsys, "gradients", milestones / "nowhere", "--quick", "--out", tmp_path)
     assert "-: not reached" in out
     rows = results(tmp_path, "gradients")
