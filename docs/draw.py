@@ -1,12 +1,13 @@
-"""Draws the figures of README and concept pages into docs/figures: `python docs/draw.py`, or with names of some.
+"""Draws figures of README and docs into docs/figures: `python docs/draw.py`, or with names of some.
 
-Numbers come from files that commands wrote: `klformer analyze evidence` and `klformer bench attention`. The figures of
-other pages come from `klformer analyze`, `klformer bench` and `klformer report`, as those pages say.
+Numbers come from files that commands wrote, in evidence/data and beside the code: `klformer analyze` and `klformer bench
+attention`. The other figures of pages come from `klformer analyze`, `klformer bench` and `klformer report`, as those
+pages say.
 """
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import klformer
-from klformer.analysis.evidence import measure
+from klformer.analysis.eigenvalues.command import draw_summary
+from klformer.analysis.evidence import chart, measure
+from klformer.analysis.gradients import command as gradients_command
+from klformer.analysis.variance.command import correlate, draw_bars, draw_correlations
 from klformer.plotting import COLOURS, FIXED, FROZEN, LEARNED, TRUTH, WIDE, plot_against_length, save
 
 FIGURES = Path(__file__).parent / "figures"
 EVIDENCE = Path(measure.__file__).with_name("measured.json")
 #: Made by `klformer bench attention`; the page on efficiency has the command.
 TIMES = FIGURES / "data" / "attention.json"
-SPARSITY = Path(__file__).parent / "evidence" / "data" / "sparsity.json"
+DATA = Path(__file__).parent / "evidence" / "data"
+LRA = ("listops", "text", "retrieval", "image")
+KERNELS = tuple(f"{name}-{map_}" for map_ in ("rks", "prf") for name in ("gmm", "fastfood", "generative"))
+COMPARED = {*KERNELS, *(f"{name}:frozen=true" for name in KERNELS), "softmax", "linear-elu", "performer"}
 RECALL = "recall-laptop: accuracy, %"
 INK, GREEN = "#22272e", COLOURS[2]
 
@@ -34,11 +41,30 @@ def _recalled() -> list[dict[str, Any]]:
     return [row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL]
 
 
-def _summed() -> list[dict[str, Any]]:
-    """What was measured on sparsity."""
-    runs = json.loads(SPARSITY.read_text())["rows"]
-    numbers = (measure.measured(row, row["setting"], row["value"]) for row in runs)
+def _rows(*names: str) -> list[dict[str, Any]]:
+    """What files of data have, one after the other."""
+    return [row for name in names for row in json.loads((DATA / f"{name}.json").read_text())["rows"]]
+
+
+def _compared(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Runs of learned kernels beside their frozen selves."""
+    numbers = (measure.measured(row, row["setting"], row["value"]) for row in rows)
     return [comparison.as_row() for comparison in measure.comparisons(numbers)]
+
+
+def _summed() -> list[dict[str, Any]]:
+    """What was measured on sparsity 0.5."""
+    return _compared(row for row in _rows("sparsity") if row["setting"].startswith("sparsity0.5"))
+
+
+def lra() -> Figure:
+    """Kernels learned and frozen on the tasks of Long Range Arena."""
+    return chart.draw(_compared(row for row in _rows(*LRA) if row["attention"] in COMPARED))
+
+
+def sparsity() -> Figure:
+    """The same on the sparsity task."""
+    return chart.draw(_summed())
 
 
 def overview() -> Figure:
@@ -222,12 +248,38 @@ def masks() -> Figure:
     return figure
 
 
+def variance() -> Figure:
+    """The three measures of variance over draws, by attention and task."""
+    return draw_bars(_rows("variance"))
+
+
+def correlations() -> Figure:
+    """These measures against each other."""
+    return draw_correlations(_rows("variance"), correlate(_rows("variance")))
+
+
+def eigenvalues() -> Figure:
+    """Eigenvalues of the frequencies' covariance before training and after."""
+    return draw_summary(_rows("eigenvalues"))
+
+
+def gradients() -> Figure:
+    """Learning curves at three sparsities, and how much gradients vary on the way."""
+    return gradients_command.draw(_rows("gradients"), _rows("curves"))
+
+
 DRAWINGS: dict[str, Callable[[], Figure]] = {
     "overview": overview,
     "architecture": architecture,
     "concept-kernel": kernel,
     "concept-noise": noise,
     "concept-masks": masks,
+    "lra": lra,
+    "sparsity": sparsity,
+    "variance": variance,
+    "variance-correlations": correlations,
+    "eigenvalues": eigenvalues,
+    "gradients": gradients,
 }
 
 if __name__ == "__main__":
