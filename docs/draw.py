@@ -1,8 +1,8 @@
 """Draws figures of README and docs into docs/figures: `python docs/draw.py`, or with names of some.
 
-Numbers come from files that commands wrote, in evidence/data and beside the code: `klformer analyze` and `klformer bench
-attention`. The other figures of pages come from `klformer analyze`, `klformer bench` and `klformer report`, as those
-pages say.
+Numbers come from files that commands wrote, in evidence/data and beside the code: `klformer analyze` and
+`klformer bench attention`. The other figures of pages come from `klformer analyze`, `klformer bench` and
+`klformer report`, as those pages say.
 """
 
 import json
@@ -248,6 +248,38 @@ def masks() -> Figure:
     return figure
 
 
+def attention() -> Figure:
+    """Time of every attention against the length: kernels in colour, other attentions grey, all named at their ends."""
+    lengths = ("ms, L=256", "512", "1,024", "2,048", "4,096", "8,192")
+    tokens = [256 * 2**number for number in range(len(lengths))]
+    looks = {"rks": (LEARNED, "Fourier features"), "prf": (GREEN, "positive features"), "softmax": (TRUTH, "softmax")}
+    figure, axes = plt.subplots(figsize=(WIDE, 5.4), layout="constrained")
+    ends: dict[str, tuple[float, str]] = {}
+    for row in _rows("attentions"):
+        if row["setting"] != "time":
+            continue
+        name = row[""].strip("`")
+        kind = {"performer": "prf", "linear-elu": "elu"}.get(name, name.rpartition("-")[2])
+        colour, label = looks.get(kind, (FIXED, "a fixed map") if kind == "elu" else ("#8a8f98", "other attentions"))
+        times = [float(str(row[length]).replace(",", "")) for length in lengths]
+        axes.plot(tokens, times, color=colour, label=label, linewidth=2.4 if kind == "softmax" else 1.4)
+        ends[name] = (times[-1], colour)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(tokens, [f"{number:,}" for number in tokens])
+    axes.set(xlabel="tokens L", ylabel="ms, forward and backward", xlim=(tokens[0], tokens[-1] * 2.6))
+    axes.grid(alpha=0.3)
+    lowest = 0.0
+    for name, (time, colour) in sorted(ends.items(), key=lambda end: end[1][0]):
+        lowest = max(lowest * 1.27, time)  # names do not touch
+        axes.annotate(name, (tokens[-1], time), (tokens[-1] * 1.15, lowest), color=colour, va="center", fontsize=10)
+        axes.plot([tokens[-1], tokens[-1] * 1.13], [time, lowest], color=colour, linewidth=0.5)
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    axes.legend(once.values(), once.keys(), loc="upper left")
+    return figure
+
+
 def variance() -> Figure:
     """The three measures of variance over draws, by attention and task."""
     return draw_bars(_rows("variance"))
@@ -274,6 +306,7 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "concept-kernel": kernel,
     "concept-noise": noise,
     "concept-masks": masks,
+    "attention": attention,
     "lra": lra,
     "sparsity": sparsity,
     "variance": variance,
