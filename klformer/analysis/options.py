@@ -1,9 +1,13 @@
-"""What analyses share: counts with one default for the full analysis and a smaller one for --quick, and a check."""
+"""What analyses share: counts with one default for the full analysis and a smaller one for --quick, some of the
+examples, and a check."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from klformer.checks import check_count
+from klformer.data import Examples
 from klformer.errors import ArgumentError
 from klformer.runs.load import LoadedRun
 from klformer.training.objectives import Classification
@@ -36,6 +40,16 @@ class Count(Generic[Full]):
         if given is not None:
             return given
         return self.quick if quick else self.full
+
+
+def some_of(examples: Examples, limit: int | None) -> Examples:
+    """So many of the examples at random, the same for all runs; all if there is no limit.
+
+    Not the first ones: data may be sorted by class, as IMDB is.
+    """
+    if limit is None or limit >= len(examples):
+        return examples
+    return examples.take(np.sort(np.random.default_rng(0).permutation(len(examples))[:limit]))
 
 
 def check_classification(loaded: LoadedRun, analysis: str) -> None:

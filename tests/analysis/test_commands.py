@@ -18,12 +18,14 @@ from support import TINY
 from klformer.analysis.eigenvalues import command as eigenvalues
 from klformer.analysis.gradients import command as gradients
 from klformer.analysis.kernel import command as kernel
+from klformer.analysis.options import some_of
 from klformer.analysis.output import write_results
 from klformer.analysis.turing import command as turing
 from klformer.analysis.variance import command as variance
 from klformer.analysis.variance.measure import variance_metrics
 from klformer.cli.main import main
-from klformer.data import collate
+from klformer.data import Examples, collate
+from klformer.data.sequences import ByteRows
 from klformer.models import SequenceEmbedding
 from klformer.report.analysis_tables import variance_table
 from klformer.report.collect import read_analysis
@@ -83,7 +85,7 @@ def test_variance(runs, tmp_path, capsys):
     assert results(tmp_path, "variance-correlations") == rows
 
     loaded = load_run(runs / "gmm-prf", SilentReporter())
-    examples = loaded.task.load("validation").take(np.arange(20))
+    examples = some_of(loaded.task.load("validation"), 20)
     batch = collate(examples, np.arange(20))
     with evaluating(loaded.model):
         scores = outputs_of_draws(loaded.model, batch, range(4), seed=0).double().numpy()
@@ -98,6 +100,17 @@ def test_below_three_runs_there_is_no_correlation(runs, tmp_path, capsys):
     assert len(results(tmp_path, "variance")) == 1
     assert json.loads((tmp_path / "variance.json").read_text())["settings"]["r_squared"] == {}
     assert not (tmp_path / "variance-correlations.json").exists()
+
+
+def test_some_of_examples_that_are_sorted_have_all_classes():
+    """IMDB comes class by class: the first ones would be of one class."""
+    targets = np.repeat([0, 1], 500)
+    examples = Examples(ByteRows.of([b"x"] * 1000), targets)
+    some = some_of(examples, 100)
+    assert len(some) == 100
+    assert 0.35 < some.targets.mean() < 0.65
+    assert np.array_equal(some.targets, some_of(examples, 100).targets)
+    assert some_of(examples, None) is some_of(examples, 2000) is examples
 
 
 def measured(run, task, rsd, pi, agv):

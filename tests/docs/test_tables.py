@@ -159,7 +159,7 @@ def test_columns_that_a_page_chooses_are_means_over_seeds(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
     page = '<!-- table means data.json task=text by=task,attention "show=rsd:RSD, mean,pi" -->\n<!-- /table -->\n'
     assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")] == [
-        "| task | attention | runs | RSD, mean | pi |",
+        "| task | attention | values | RSD, mean | pi |",
         "|---|---|---|---|---|",
         "| text | `gmm-rks` | 2 | 2.00 +- 1.00 | 1,234 +- 0 |",
         "| text | `gmm-prf` | 1 | 0.0123 |  |",

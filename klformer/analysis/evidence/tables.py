@@ -106,7 +106,7 @@ def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float |
 
 
 def means(rows: Sequence[Row], by: Sequence[str], show: Sequence[str]) -> str:
-    """Columns of the data, means over seeds with their standard errors.
+    """Columns of the data, means over seeds with their standard errors, and of how many values they are.
 
     Args:
         by: The fields that a row of the table has in common, which are its first columns.
@@ -119,7 +119,7 @@ def means(rows: Sequence[Row], by: Sequence[str], show: Sequence[str]) -> str:
         known = [f"`{row[field]}`" if field == "attention" else str(row[field]) for field in by]
         averaged = [_significant(row[field], row[f"{field}_error"]) for field in headings]
         lines.append([*known, str(row["seeds"]), *averaged])
-    return _markdown([*by, "runs", *headings.values()], lines)
+    return _markdown([*by, "values", *headings.values()], lines)
 
 
 def cost(rows: Sequence[Row]) -> str:

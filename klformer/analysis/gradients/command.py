@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.progress import Progress
 
 from klformer.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
-from klformer.analysis.options import Count, check_classification
+from klformer.analysis.options import Count, check_classification, some_of
 from klformer.analysis.output import print_table, write_results
 from klformer.analysis.seeds import over_seeds
 from klformer.data import Batch, collate
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 CAPTION = (
     "Left: validation accuracy against steps. Others: deviation of the gradients at the hidden units of the "
-    "classifier, when the accuracy first reached 20, 40, 60 and 80%, from the first {examples} validation examples "
+    "classifier, when the accuracy first reached 20, 40, 60 and 80%, from {examples} validation examples "
     "under {draws} draws, in both readings of the paper: per pass, one value a draw, the gradient of the mean loss of "
     "all examples; per example, one value a draw and example, pooled."
 )
@@ -56,7 +56,7 @@ class GradientAnalysis:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Runs, or folders of runs."""
     examples: int | None = None
-    """The first so many validation examples; 50, or 10 with --quick."""
+    """So many validation examples, at random; 50, or 10 with --quick."""
     draws: int | None = None
     """Draws of the frequencies; 50, or 5 with --quick."""
     quick: bool = False
@@ -118,7 +118,7 @@ def _open(loaded: LoadedRun, examples: int, reporter: Reporter) -> Examined:
     check_classification(loaded, "gradients")
     if not loaded.config.training.keep_milestones:
         raise RunError(f"{folder} has not kept its weights on the way; train with --training.keep-milestones")
-    validation = loaded.examples("validation")
+    validation = some_of(loaded.examples("validation"), examples)
     store = loaded.run.checkpoints(reporter.say)
     found = {percent: store.newest(milestone(percent)) for percent in MILESTONES}
     return Examined(
@@ -127,7 +127,7 @@ def _open(loaded: LoadedRun, examples: int, reporter: Reporter) -> Examined:
         task=task_label(loaded.config),
         seed=loaded.config.seed,
         model=loaded.model,
-        batch=collate(validation, np.arange(min(examples, len(validation)))),
+        batch=collate(validation, np.arange(len(validation))),
         reached={percent: checkpoint for percent, checkpoint in found.items() if checkpoint is not None},
     )
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.progress import Progress
 from torch import Tensor
 
-from klformer.analysis.options import Count, check_classification
+from klformer.analysis.options import Count, check_classification, some_of
 from klformer.analysis.output import print_table, write_results
 from klformer.analysis.seeds import over_seeds
 from klformer.analysis.variance.measure import FloatArray, r_squared, variance_metrics
@@ -61,7 +61,7 @@ class VarianceAnalysis:
     split: Literal["validation", "test"] = "validation"
     """Examples to look at."""
     limit: int | None = None
-    """Only so many of them, the first; all, or 200 with --quick."""
+    """Only so many of them, at random; all, or 200 with --quick."""
     quick: bool = False
     """Fewer draws of fewer examples, where nothing else is said."""
     data_root: Path | None = None
@@ -87,9 +87,7 @@ def run(options: VarianceAnalysis) -> None:
         if not has_noise(loaded.model):
             reporter.say(f"{folder}: {loaded.config.attention.name} has nothing that is drawn at random; left out")
             continue
-        examples = loaded.examples(options.split)
-        if limit is not None:
-            examples = examples.take(np.arange(min(limit, len(examples))))
+        examples = some_of(loaded.examples(options.split), limit)
         key = _fingerprint(loaded, examples)
         store = options.out / "variance-scores" / f"{folder.name}-{options.split}-{key}"
         scores = collect_scores(loaded, examples, store, draws=draws)
