@@ -24,8 +24,7 @@ from klformer.analysis.turing import command as turing
 from klformer.analysis.variance import command as variance
 from klformer.analysis.variance.measure import variance_metrics
 from klformer.cli.main import main
-from klformer.data import Examples, collate
-from klformer.data.sequences import ByteRows
+from klformer.data import Examples, Sequences, collate
 from klformer.models import SequenceEmbedding
 from klformer.report.analysis_tables import variance_table
 from klformer.report.collect import read_analysis
@@ -105,7 +104,7 @@ def test_below_three_runs_there_is_no_correlation(runs, tmp_path, capsys):
 def test_some_of_examples_that_are_sorted_have_all_classes():
     """IMDB comes class by class: the first ones would be of one class."""
     targets = np.repeat([0, 1], 500)
-    examples = Examples(ByteRows.of([b"x"] * 1000), targets)
+    examples = Examples(Sequences.from_list([np.array([1])] * 1000), targets)
     some = some_of(examples, 100)
     assert len(some) == 100
     assert 0.35 < some.targets.mean() < 0.65
