@@ -16,7 +16,10 @@ from klformer.tasks import build_task
 RECORDED = json.loads((Path(__file__).parent / "weights.json").read_text())
 #: What the presets said when the weights were recorded, and say otherwise now.
 FREQUENCIES = {"num_frequencies": 128}
-THEN = {"text": {"data": {"max_len": 1024}, "model": {"pooling": "cls"}}}
+THEN = {
+    "text": {"data": {"max_len": 1024}, "model": {"pooling": "cls"}},
+    "retrieval": {"model": {"pooling": "cls"}},
+}
 
 
 @pytest.mark.parametrize("of", RECORDED)
