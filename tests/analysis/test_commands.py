@@ -114,7 +114,7 @@ def test_some_of_examples_that_are_sorted_have_all_classes():
 
 def measured(run, task, rsd, pi, agv):
     known = {"run": run, "attention": run[:-1], "task": task, "seed": int(run[-1]), "folder": "runs"}
-    return known | {"rsd": rsd, "pi": pi, "agv": agv, "voting_accuracy": 0.5}
+    return known | {"rsd": rsd, "rsd_median": rsd, "pi": pi, "agv": agv, "voting_accuracy": 0.5}
 
 
 def test_correlations_are_of_one_task():
@@ -126,6 +126,7 @@ def test_correlations_are_of_one_task():
     assert list(found) == ["sparsity 0.5", "sparsity 0.1"]
     assert found["sparsity 0.5"]["rsd-pi"] == found["sparsity 0.1"]["rsd-pi"] == pytest.approx(1)
     assert found["sparsity 0.1"]["rsd-agv"] == pytest.approx(0)
+    assert found["sparsity 0.5"]["rsd_median-pi"] == pytest.approx(1)
     lines = list(variance.describe_correlations(rows, found))
     assert "R^2 rsd-agv, sparsity 0.5: not defined over 3 runs" in lines
     assert lines[-1] == "no R^2 for text: it takes 3 runs of the task, there are 2"
