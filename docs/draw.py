@@ -312,7 +312,6 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "variance": variance,
     "variance-correlations": correlations,
     "eigenvalues": eigenvalues,
-    "gradients": gradients,
 }
 
 if __name__ == "__main__":
