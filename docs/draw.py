@@ -312,6 +312,7 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "variance": variance,
     "variance-correlations": correlations,
     "eigenvalues": eigenvalues,
+    "gradients": gradients,
 }
 
 if __name__ == "__main__":
