@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,15 +13,16 @@ from klformer.checks import check_count
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
-from klformer.runs.glue import RESULTS, Plan, Start, cell_values, check_pretrained, paper_values, run_glue
+from klformer.runs.glue import RESULTS, Plan, Start, Train, cell_values, check_pretrained, paper_values, run_glue
 from klformer.runs.glue_numbers import Cell
+from klformer.runs.jobs import Job
 from klformer.runs.naming import run_name
 from klformer.runs.presets import preset
-from klformer.runs.train import finished_result, train_run
+from klformer.runs.several import train_several
 from klformer.tasks.glue import GLUE_TASKS, LEARNING_RATES
 from klformer.terminal import make_console
 from klformer.training.processes import is_main_process
-from klformer.training.progress import Reporter, make_reporter
+from klformer.training.progress import labelled_reporters, make_reporter
 
 #: FastFood with all diagonals learned, one, or none.
 ABLATION = tuple(f"fastfood-rks:learn={learn}" for learn in ("none", "s", "sgb"))
@@ -57,7 +59,9 @@ class Glue:
     learning_rates: tuple[float, ...] = ()
     """Learning rates, of which the best on validation is taken. Default: the paper's five, or three for a laptop."""
     seeds: tuple[int, ...] = (0,)
-    """One run of every task and learning rate for each."""
+    """One run of every task for each. The first is run with every learning rate, the others with the one it chose."""
+    jobs: int = 1
+    """Trainings side by side, each in a process of its own with one thread."""
     max_steps: int | None = None
     """Steps of a fine-tuning run, if not those of the preset."""
     pretrain_steps: int | None = None
@@ -90,34 +94,36 @@ def run(options: Glue) -> None:
         check_count("pretrain_steps", options.pretrain_steps)
     if options.pretrain_steps is not None and options.corpus is None:
         raise ArgumentError("--pretrain-steps is for pretraining on a corpus; give --corpus")
+    check_count("jobs", options.jobs)
     out, reporter = options.out.expanduser(), make_reporter(quiet=options.quiet)
     for folder in options.init_from:
         check_pretrained(folder.expanduser())
     starts = [Start.from_run(folder.expanduser()) for folder in options.init_from]
-    for text in attentions:
-        if options.corpus is None:
-            starts.append(Start.from_scratch(text))
-        else:
-            starts.append(Start.from_run(_pretrained(text, options.corpus, options, out, reporter)))
-    rows = run_glue(plan, starts, out / "glue", reporter=reporter)
+    train: Train = partial(
+        train_several, reporter=reporter, jobs=options.jobs, labelled=labelled_reporters(quiet=options.quiet)
+    )
+    if options.corpus is None:
+        starts += [Start.from_scratch(text) for text in attentions]
+    elif attentions:
+        runs = [_pretraining(text, options.corpus, options, out) for text in attentions]
+        train(runs)
+        starts += [Start.from_run(run.folder) for run in runs]
+    rows = run_glue(plan, starts, out / "glue", train=train)
     if is_main_process():
         console = make_console(160)
         console.print(_table(rows, plan))
         console.print(f"runs and {RESULTS} are in {out / 'glue'}", highlight=False)
 
 
-def _pretrained(text: str, corpus: Path, options: Glue, out: Path, reporter: Reporter) -> Path:
-    """The pretrained run of an attention, made if it is not there."""
+def _pretraining(text: str, corpus: Path, options: Glue, out: Path) -> Job:
+    """The pretraining of an attention."""
     config = preset(options.preset, "corpus", AttentionSpec.parse(text))
     data = config.data.model_copy(update={"root": corpus}).absolute()
     training = config.training
     if options.pretrain_steps is not None:
         training = training.model_copy(update={"max_steps": options.pretrain_steps})
     config = config.model_copy(update={"data": data, "training": training, "objective": "masked"})
-    folder = out / run_name(config)
-    if finished_result(config, folder) is None:
-        train_run(config, folder, resume=True, reporter=reporter)
-    return folder
+    return Job(config, out / run_name(config))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], plan: Plan) -> Table:

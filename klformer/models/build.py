@@ -40,12 +40,18 @@ def build_classifier(
         causal: Positions see themselves and the past only; for scores of positions.
 
     Raises:
-        ArgumentError: pairs with scores of positions, or a causal model that reads one vector off a sequence.
+        ArgumentError: pairs with scores of positions, or a causal model that reads one vector off a sequence or has a
+            convolution over neighbours.
     """
     if of_positions and is_pair:
         raise ArgumentError("of_positions must be False for pairs of sequences")
     if causal and not of_positions:
         raise ArgumentError("causal must be False where one vector is read off a sequence")
+    if causal and config.convolution_width:
+        raise ArgumentError(
+            "convolution_width must be 0 in a causal model, which does not see what comes; "
+            f"got {config.convolution_width}"
+        )
     # Parts are made in this order: it decides which random numbers each one gets.
     embedding = _embedding(
         config,
@@ -114,6 +120,7 @@ def _embedding(
         positions=config.positions,
         cls=cls,
         separator=separator,
+        convolution_width=config.convolution_width,
         dropout=config.dropout,
     )
 

@@ -106,6 +106,10 @@ class ModelConfig(StackConfig):
     """Position embedding: added to the inputs, or by rotation of queries and keys in every layer; "none" for inputs
     whose order means nothing."""
 
+    convolution_width: int = Field(0, ge=0)
+    """Width, an odd number, of a convolution over neighbours that is added to the inputs; 0 for none. It tells every
+    token which ones stand beside it, which linear attention is slow to find."""
+
     pooling: Literal["cls", "mean"] = "cls"
     """What the classifier sees of a sequence: the output at a CLS token in front, or the mean over its tokens."""
 

@@ -1,4 +1,4 @@
-"""From tokens or vectors to the model's inputs: embedding, position, and the CLS token in front."""
+"""From tokens or vectors to the model's inputs: embedding, neighbours, position, and the CLS token in front."""
 
 import math
 from typing import Literal
@@ -21,6 +21,41 @@ def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
     return table.float()
 
 
+class Neighbours(nn.Module):
+    """A learned mixture of every position's neighbours, each entry of a vector by itself (a depthwise convolution).
+
+        y_i = sum_o w_o * x_(i + o),   o from -(width - 1)/2 to (width - 1)/2
+
+    What key_mask leaves out, and what is beyond the ends, counts as zero.
+
+    Args:
+        model_dim: Size of a vector.
+        convolution_width: Positions that are mixed; odd.
+
+    Raises:
+        ArgumentError: the width is even.
+    """
+
+    def __init__(self, *, model_dim: int, convolution_width: int) -> None:
+        super().__init__()
+        check_count("convolution_width", convolution_width)
+        if convolution_width % 2 == 0:
+            raise ArgumentError(f"convolution_width must be odd, or 0 for none, got {convolution_width}")
+        # The mixture has entries of size one, as the inputs have.
+        self.weight = nn.Parameter(torch.empty(convolution_width, model_dim).normal_(std=convolution_width**-0.5))
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Vectors (B, L, model_dim) -> (B, L, model_dim); key_mask (B, L), True = keep."""
+        if key_mask is not None:
+            x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
+        width = len(self.weight)
+        padded = nn.functional.pad(x, (0, 0, width // 2, width // 2))
+        mixed = padded[:, : x.shape[1]] * self.weight[0]
+        for offset in range(1, width):
+            mixed = torch.addcmul(mixed, padded[:, offset : offset + x.shape[1]], self.weight[offset])
+        return mixed
+
+
 class SequenceEmbedding(nn.Module):
     """Tokens (B, L) or vectors (B, L, input_dim) -> (B, L or L + 1, model_dim): positions added, CLS put in front.
 
@@ -34,6 +69,7 @@ class SequenceEmbedding(nn.Module):
         cls: Put a learned token, zero at first, in front of every sequence.
         separator: Token between two texts in one sequence: a learned vector for each of the two, zero at first, is
             added to its positions. The separator belongs to the first.
+        convolution_width: Add to every input a learned mixture of its neighbours, itself among them; 0 for none.
         dropout: Applied to the sum.
     """
 
@@ -53,6 +89,7 @@ class SequenceEmbedding(nn.Module):
         positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal",
         cls: bool = True,
         separator: int | None = None,
+        convolution_width: int = 0,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -73,6 +110,9 @@ class SequenceEmbedding(nn.Module):
         elif input_dim is not None:
             check_count("input_dim", input_dim)
             self.inputs = nn.Linear(input_dim, model_dim)
+        self.neighbours = None
+        if convolution_width:
+            self.neighbours = Neighbours(model_dim=model_dim, convolution_width=convolution_width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, model_dim)) if cls else None
         self.types = None if separator is None else nn.Parameter(torch.zeros(2, model_dim))
         num_positions = max_len + int(cls)
@@ -102,6 +142,12 @@ class SequenceEmbedding(nn.Module):
         x = self.inputs(inputs)
         if self.types is not None:
             x = x + self.types[self._types(inputs)]
+        if self.neighbours is not None:
+            if self.parts is not None:
+                raise ArgumentError(
+                    "a convolution over neighbours needs whole sequences; use convolution_width=0 in parts"
+                )
+            x = x + self.neighbours(x, key_mask)
         if self.cls_token is not None:
             # In other parts none of it, and a gradient of 0: all processes have the same parameters.
             cls = self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype)[:, : int(self.holds_cls)]

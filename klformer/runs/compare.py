@@ -3,7 +3,6 @@
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from klformer.errors import ArgumentError
 from klformer.files import write_text
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
-from klformer.runs.jobs import Job, train_side_by_side
+from klformer.runs.jobs import Job
 from klformer.runs.naming import combined_score, selecting_metric, setting_name
+from klformer.runs.several import train_several
 from klformer.runs.sweep import Variant
-from klformer.runs.train import finished_result, train_run
-from klformer.tasks import build_task
-from klformer.training.processes import is_distributed, is_main_process
+from klformer.runs.train import finished_result
+from klformer.training.processes import is_main_process
 from klformer.training.progress import Reporter, SilentReporter
 
 
@@ -51,68 +50,19 @@ def compare(
         Interrupted: SIGINT or SIGTERM came; the state is saved.
         RunError: a run can't be done.
     """
-    if jobs > 1 and is_distributed():
-        raise ArgumentError(f"jobs must be 1 where torchrun has started several processes, got {jobs}")
     names = [variant.name for variant in variants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ArgumentError(f"every run must be named once, got twice: {', '.join(twice)}")
-    if not is_main_process():
-        reporter = SilentReporter()
-    finished = [finished_result(variant.config, folder / variant.name) for variant in variants]
-    for variant, done in zip(variants, finished, strict=True):
-        if done is None:
-            check_model(variant.config)
-    do = _one_after_the_other if jobs == 1 else partial(_side_by_side, jobs=jobs, labelled=labelled)
-    made = do(variants, finished, folder, reporter)
+    runs = [Job(variant.config, folder / variant.name) for variant in variants]
+    for run in runs:
+        if finished_result(run.config, run.folder) is None:
+            check_model(run.config)
+    made = train_several(runs, reporter=reporter, jobs=jobs, labelled=labelled)
     results = [result | {"variant": variant.label} for result, variant in zip(made, variants, strict=True)]
     if is_main_process():
         write_text(folder / comparison_name(variants[0]), json.dumps(results, indent=2) + "\n")
     return results
-
-
-Finished = Sequence[dict[str, Any] | None]
-
-
-def _one_after_the_other(
-    variants: Sequence[Variant], finished: Finished, folder: Path, reporter: Reporter
-) -> list[dict[str, Any]]:
-    results = []
-    for number, (variant, done) in enumerate(zip(variants, finished, strict=True), start=1):
-        reporter.say(f"[{number}/{len(variants)}] {variant.name}{': done already' if done else ''}")
-        results.append(done or train_run(variant.config, folder / variant.name, resume=True, reporter=reporter))
-    return results
-
-
-def _side_by_side(
-    variants: Sequence[Variant],
-    finished: Finished,
-    folder: Path,
-    reporter: Reporter,
-    *,
-    jobs: int,
-    labelled: Callable[[str], Reporter],
-) -> list[dict[str, Any]]:
-    todo = [number for number, done in enumerate(finished) if done is None]
-    if len(todo) < len(variants):
-        reporter.say(f"{len(variants) - len(todo)} of {len(variants)} runs are done already")
-    if not todo:
-        return [done for done in finished if done is not None]
-    quiet = isinstance(reporter, SilentReporter)
-    # Once, before several want to.
-    for data in {variant.config.data: variant.config for variant in variants}.values():
-        build_task(data.task, data.data, quiet=quiet).prepare()
-
-    def reporter_of(number: int) -> Reporter:
-        return labelled(f"[{todo[number] + 1}/{len(variants)}]")
-
-    made = train_side_by_side(
-        [Job(variants[number].config, folder / variants[number].name) for number in todo],
-        workers=jobs,
-        reporter_of=reporter_of,
-    )
-    new = dict(zip(todo, made, strict=True))
-    return [done if done is not None else new[number] for number, done in enumerate(finished)]
 
 
 def check_model(config: ExperimentConfig) -> None:

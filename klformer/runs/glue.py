@@ -1,15 +1,17 @@
 """All tasks of GLUE for some models: fine-tuned from pretrained runs, or from scratch, one table at the end.
 
-Every task is trained with some learning rates and seeds. The rate with the best mean of the selecting metric on
-validation is chosen, and its mean on test is reported. What is done is not done again, and interrupted runs go on.
+Every task is trained with some learning rates and the first seed. The rate that is best on validation is chosen, the
+other seeds are trained with it, and the mean on test is reported. What is done is not done again, and interrupted runs
+go on.
 """
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from klformer.environment import describe_environment
 from klformer.errors import ArgumentError, RunError
 from klformer.files import write_json
 from klformer.models import AttentionSpec
@@ -17,13 +19,17 @@ from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
 from klformer.runs.glue_numbers import CELLS, MORE_CELLS, Cell, paper_row
 from klformer.runs.init_from import SAME
+from klformer.runs.jobs import Job
+from klformer.runs.naming import attention_label, selecting_metric
 from klformer.runs.presets import preset, usual_options
-from klformer.runs.train import finished_result, train_run
 from klformer.tasks import TASKS
 from klformer.tasks.glue import GLUE_TASKS
-from klformer.training.progress import Reporter
+from klformer.training.processes import is_main_process
 
 RESULTS = "glue.json"
+CAPTION = (
+    "Tasks of GLUE, one row a run and metric, with the learning rate that is best on validation at the first seed."
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Plan:
         preset: Of all tasks.
         tasks: Their names.
         learning_rates: Those that are tried.
-        seeds: One run of every task and learning rate for each.
+        seeds: One run of every task for each; the first chooses the learning rate.
         root: GLUE's tree.
         max_steps: Steps of a run, if not those of the preset.
     """
@@ -84,13 +90,8 @@ class Plan:
         if unknown := [task for task in self.tasks if task not in GLUE_TASKS]:
             raise ArgumentError(f"tasks must be of {', '.join(GLUE_TASKS)}, got {', '.join(unknown)}")
 
-    def configs(self, start: Start, task: str) -> Iterator[ExperimentConfig]:
-        """The runs of one model on one task."""
-        for rate in self.learning_rates:
-            for seed in self.seeds:
-                yield self._config(start, task, rate, seed)
-
-    def _config(self, start: Start, task: str, rate: float, seed: int) -> ExperimentConfig:
+    def config(self, start: Start, task: str, rate: float, seed: int) -> ExperimentConfig:
+        """One run of one model on one task."""
         options = usual_options(self.preset, task, start.attention.name) | start.attention.options
         config = preset(self.preset, task, AttentionSpec(name=start.attention.name, options=options))
         data = config.data.model_copy(update={"root": self.root}).absolute()
@@ -107,8 +108,12 @@ class Plan:
         return config.model_copy(update={**sections, "seed": seed, "init_from": start.run})
 
 
-def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, reporter: Reporter) -> list[dict[str, Any]]:
-    """Do every run that is not done yet; returns the rows of the table, which are in `glue.json` as well.
+#: Does runs and gives their results.
+Train = Callable[[Sequence[Job]], list[dict[str, Any]]]
+
+
+def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, train: Train) -> list[dict[str, Any]]:
+    """Do every run that is not done yet; returns one row a model, and writes them to `glue.json`.
 
     Raises:
         ArgumentError: two models have the same name.
@@ -117,37 +122,80 @@ def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, reporter: Rep
     names = [start.name for start in starts]
     if not starts or len(set(names)) < len(names):
         raise ArgumentError(f"give models, each once, got {'; '.join(names) or 'none'}")
-    rows = []
+    results_of = partial(_results, plan, folder, train)
+    first, *others = plan.seeds
+    pairs = [(start, task) for start in starts for task in plan.tasks]
+    tried = results_of([(start, task, rate, first) for start, task in pairs for rate in plan.learning_rates])
+    chosen = {pair: _best_rate([tried[*pair, rate, first] for rate in plan.learning_rates], plan) for pair in pairs}
+    done = tried | results_of([(*pair, rate, seed) for pair, rate in chosen.items() for seed in others])
+    models, rows = [], []
     for start in starts:
-        row: dict[str, Any] = {"model": start.name, "attention": start.attention.name, "tasks": {}}
+        model: dict[str, Any] = {"model": start.name, "attention": start.attention.name, "tasks": {}}
         for task in plan.tasks:
-            row["tasks"][task] = _best_rate(plan, start, task, folder, reporter)
-        row["paper"] = {_key(cell): value for cell, value in _paper(start).items()}
-        rows.append(row)
-        # After every model: what was done so far is not to be lost.
-        write_json(folder / RESULTS, {"preset": plan.preset, "seeds": list(plan.seeds), "rows": rows})
-    return rows
+            rate = chosen[start, task]
+            results = [done[start, task, rate, seed] for seed in plan.seeds]
+            validation = {f"{rate:g}": _on_validation(tried[start, task, rate, first]) for rate in plan.learning_rates}
+            values = {_key(cell): [run[cell[2]][cell[1]] for run in results] for cell in _cells(task)}
+            model["tasks"][task] = {"learning_rate": rate, "validation": validation, **values}
+            rows += [_run_row(plan, start, cell, rate, run) for run in results for cell in _cells(task)]
+        model["paper"] = {_key(cell): value for cell, value in _paper(start).items()}
+        models.append(model)
+    settings = {"preset": plan.preset, "seeds": list(plan.seeds), "learning_rates": list(plan.learning_rates)}
+    report = {"caption": CAPTION, "environment": describe_environment(), "settings": settings}
+    if is_main_process():
+        write_json(folder / RESULTS, {**report, "rows": rows, "models": models})
+    return models
 
 
-def _best_rate(plan: Plan, start: Start, task: str, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    """The results of a task with the learning rate that is best on validation."""
-    results: dict[float, list[dict[str, Any]]] = {}
-    for config in plan.configs(start, task):
-        rate = config.optimiser.learning_rate
-        name = f"{_plain(start.name)}/{task}-lr{rate:g}-seed{config.seed}"
-        done = finished_result(config, folder / name)
-        reporter.say(f"{name}{': done already' if done else ''}")
-        results.setdefault(rate, []).append(done or train_run(config, folder / name, resume=True, reporter=reporter))
-    metric = next(iter(results.values()))[0]["metric"]
-    higher = next(iter(results.values()))[0]["metric_higher_is_better"]
-    validation = {rate: statistics.mean(run["validation"][metric] for run in runs) for rate, runs in results.items()}
-    best = max(validation, key=lambda rate: validation[rate] if higher else -validation[rate])
-    cells = {
-        _key(cell): [run[cell[2]][cell[1]] for run in results[best]]
-        for cell in (*CELLS, *MORE_CELLS)
-        if cell[0] == task
+#: A run by its model, task, learning rate and seed.
+Which = tuple[Start, str, float, int]
+
+
+def _results(plan: Plan, folder: Path, train: Train, wanted: Sequence[Which]) -> dict[Which, dict[str, Any]]:
+    runs = [
+        Job(plan.config(*which), folder / _plain(which[0].name) / f"{which[1]}-lr{which[2]:g}-seed{which[3]}")
+        for which in wanted
+    ]
+    return dict(zip(wanted, train(runs), strict=True))
+
+
+def _best_rate(results: Sequence[Mapping[str, Any]], plan: Plan) -> float:
+    """The learning rate of the run that is best on validation, of one for each of the plan's."""
+    metric = selecting_metric(results[0])
+    ranks = [metric.rank(_on_validation(result)) for result in results]
+    return plan.learning_rates[ranks.index(max(ranks))]
+
+
+def _on_validation(result: Mapping[str, Any]) -> float:
+    return result["validation"][result["metric"]]
+
+
+def _cells(task: str) -> list[Cell]:
+    return [cell for cell in (*CELLS, *MORE_CELLS) if cell[0] == task]
+
+
+def _run_row(plan: Plan, start: Start, cell: Cell, rate: float, result: Mapping[str, Any]) -> dict[str, Any]:
+    """One number of one run, and what it depends on."""
+    task, metric, part = cell
+    environment = result["environment"]
+    return {
+        "setting": f"{task}-{plan.preset}: {'' if part == 'test' else part + ' '}{metric}, %",
+        "attention": attention_label(plan.config(start, task, rate, result["seed"])),
+        "start": "scratch" if start.run is None else "pretrained",
+        "seed": result["seed"],
+        "value": 100 * result[part][metric],
+        "learning_rate": rate,
+        "test_examples": result[part]["num_examples"],
+        "draws": result[part]["draws"],
+        "steps": result["steps"],
+        "best_step": result["best_step"],
+        "train_seconds": round(result["train_seconds"], 1),
+        "date": environment["date"],
+        "processor": environment["processor"],
+        "threads": environment["threads"],
+        "torch": environment["torch"],
+        "klformer": environment["klformer"],
     }
-    return {"learning_rate": best, "validation": {f"{rate:g}": value for rate, value in validation.items()}, **cells}
 
 
 def _paper(start: Start) -> dict[Cell, float]:
@@ -165,7 +213,7 @@ def _plain(name: str) -> str:
 
 def cell_values(row: Mapping[str, Any]) -> dict[Cell, list[float]]:
     """The values of all seeds by cell, of those tasks that were run."""
-    return {cell: row["tasks"][cell[0]][_key(cell)] for cell in (*CELLS, *MORE_CELLS) if cell[0] in row["tasks"]}
+    return {cell: row["tasks"][task][_key(cell)] for task in row["tasks"] for cell in _cells(task)}
 
 
 def paper_values(row: Mapping[str, Any]) -> dict[Cell, float]:

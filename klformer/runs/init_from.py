@@ -16,7 +16,10 @@ from klformer.runs.folder import RunFolder
 from klformer.tasks.base import Knowledge
 
 #: What two models must have in common, if one is to start from the other.
-SAME = ("num_layers", "num_heads", "model_dim", "ffn_dim", "head_dim", "positions", "activation", "pooling")
+SAME = (
+    "num_layers", "num_heads", "model_dim", "ffn_dim", "head_dim", "positions", "convolution_width", "activation",
+    "pooling",
+)  # fmt: skip
 #: Tables of which the first rows are taken.
 _TABLES = ("embedding.inputs.weight", "embedding.positions")
 _PARTS = ("embedding.", "encoder.")

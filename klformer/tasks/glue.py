@@ -60,8 +60,8 @@ PRESETS: Mapping[str, Preset] = {
         "optimiser": {**GLUE_OPTIMISER, "learning_rate": 3e-4},
         "schedule": {"kind": "linear", "warmup_fraction": 0.1},
         "training": {
-            "batch_size": 32, "max_epochs": 5, "max_steps": 1500, "evaluate_every": 50, "checkpoint_every": 250,
-            "clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 5,
+            "batch_size": 32, "max_epochs": 5, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 500,
+            "clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 3,
         },
         "attention": LAPTOP_ATTENTION,
     },

@@ -111,7 +111,7 @@ def test_one_command_for_all(tree, tmp_path, capsys, monkeypatch):
     options += ["--max-steps", "3", "--out", tmp_path, "--init-from", tmp_path / "pre"]
     out = run(capsys, *options)
     assert "paper, softmax" in out
-    row = json.loads((tmp_path / "glue" / "glue.json").read_text())["rows"][0]
+    row = json.loads((tmp_path / "glue" / "glue.json").read_text())["models"][0]
     assert set(row["tasks"]) == {"mnli", "stsb"}
     best = row["tasks"]["mnli"]
     assert best["validation"][f"{best['learning_rate']:g}"] == max(best["validation"].values())
@@ -138,7 +138,7 @@ def test_the_ablation_is_one_command(tree, tmp_path, capsys, monkeypatch):
     options = ["glue", "--data-root", tree, "--ablation", "--corpus", corpus, "--pretrain-steps", 1, "--max-steps", 1]
     out = run(capsys, *options, "--tasks", "rte", "--learning-rates", "1e-3", "--out", tmp_path)
     assert out.count("paper, fastfood-rks") == 3
-    rows = json.loads((tmp_path / "glue" / "glue.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "glue" / "glue.json").read_text())["models"]
     assert [row["paper"]["sst2/accuracy/test"] for row in rows] == [0.814, 0.807, 0.828]
     names = ("fastfood-rks-learn=none", "fastfood-rks-learn=s", "fastfood-rks")
     trained = [trained_numbers(tmp_path / f"corpus-book-masked-laptop-{name}-seed0") for name in names]
