@@ -122,19 +122,19 @@ def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, train: Train)
     names = [start.name for start in starts]
     if not starts or len(set(names)) < len(names):
         raise ArgumentError(f"give models, each once, got {'; '.join(names) or 'none'}")
-    results_of = partial(_results, plan, folder, train)
+    results_of = partial(_results, plan, starts, folder, train)
     first, *others = plan.seeds
-    pairs = [(start, task) for start in starts for task in plan.tasks]
-    tried = results_of([(start, task, rate, first) for start, task in pairs for rate in plan.learning_rates])
+    pairs = [(number, task) for number in range(len(starts)) for task in plan.tasks]
+    tried = results_of([(*pair, rate, first) for pair in pairs for rate in plan.learning_rates])
     chosen = {pair: _best_rate([tried[*pair, rate, first] for rate in plan.learning_rates], plan) for pair in pairs}
     done = tried | results_of([(*pair, rate, seed) for pair, rate in chosen.items() for seed in others])
     models, rows = [], []
-    for start in starts:
+    for number, start in enumerate(starts):
         model: dict[str, Any] = {"model": start.name, "attention": start.attention.name, "tasks": {}}
         for task in plan.tasks:
-            rate = chosen[start, task]
-            results = [done[start, task, rate, seed] for seed in plan.seeds]
-            validation = {f"{rate:g}": _on_validation(tried[start, task, rate, first]) for rate in plan.learning_rates}
+            rate = chosen[number, task]
+            results = [done[number, task, rate, seed] for seed in plan.seeds]
+            validation = {f"{rate:g}": _on_validation(tried[number, task, rate, first]) for rate in plan.learning_rates}
             values = {_key(cell): [run[cell[2]][cell[1]] for run in results] for cell in _cells(task)}
             model["tasks"][task] = {"learning_rate": rate, "validation": validation, **values}
             rows += [_run_row(plan, start, cell, rate, run) for run in results for cell in _cells(task)]
@@ -147,15 +147,17 @@ def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, train: Train)
     return models
 
 
-#: A run by its model, task, learning rate and seed.
-Which = tuple[Start, str, float, int]
+#: A run by the number of its model, its task, learning rate and seed.
+Which = tuple[int, str, float, int]
 
 
-def _results(plan: Plan, folder: Path, train: Train, wanted: Sequence[Which]) -> dict[Which, dict[str, Any]]:
-    runs = [
-        Job(plan.config(*which), folder / _plain(which[0].name) / f"{which[1]}-lr{which[2]:g}-seed{which[3]}")
-        for which in wanted
-    ]
+def _results(
+    plan: Plan, starts: Sequence[Start], folder: Path, train: Train, wanted: Sequence[Which]
+) -> dict[Which, dict[str, Any]]:
+    runs = []
+    for number, task, rate, seed in wanted:
+        config = plan.config(starts[number], task, rate, seed)
+        runs.append(Job(config, folder / _plain(starts[number].name) / f"{task}-lr{rate:g}-seed{seed}"))
     return dict(zip(wanted, train(runs), strict=True))
 
 

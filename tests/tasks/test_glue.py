@@ -108,16 +108,24 @@ def test_one_command_for_all(tree, tmp_path, capsys, monkeypatch):
     pretrain = ["pretrain", f"--data.train={tmp_path / 'book.txt'}", "--data.tokens.vocab-size=60", "--data.max-len=16"]
     run(capsys, *pretrain, "--attention=softmax", f"--out={tmp_path}", "--name=pre", *TINY)
     options = ["glue", "--data-root", tree, "--tasks", "mnli", "stsb", "--learning-rates", "1e-2", "1e-9"]
-    options += ["--max-steps", "3", "--out", tmp_path, "--init-from", tmp_path / "pre"]
-    out = run(capsys, *options)
+    options += ["--max-steps", "3", "--out", tmp_path, "--init-from", tmp_path / "pre", "--seeds", "0", "1"]
+    out = run(capsys, *options, "--jobs", "2")
     assert "paper, softmax" in out
-    row = json.loads((tmp_path / "glue" / "glue.json").read_text())["models"][0]
+    report = json.loads((tmp_path / "glue" / "glue.json").read_text())
+    row = report["models"][0]
     assert set(row["tasks"]) == {"mnli", "stsb"}
     best = row["tasks"]["mnli"]
     assert best["validation"][f"{best['learning_rate']:g}"] == max(best["validation"].values())
-    assert len(best["mnli/accuracy/mismatched"]) == len(row["tasks"]["stsb"]["stsb/spearman/test"]) == 1
+    assert len(best["mnli/accuracy/mismatched"]) == len(row["tasks"]["stsb"]["stsb/spearman/test"]) == 2
+    # Two rates at the first seed, and the one that it chose at the other.
     again = run(capsys, *options)
-    assert again.count("done already") == 4
+    assert again.count("done already") == 2 * (2 + 1)
+    assert json.loads((tmp_path / "glue" / "glue.json").read_text())["rows"] == report["rows"]
+    mismatched = [row for row in report["rows"] if row["setting"] == "mnli-laptop: mismatched accuracy, %"]
+    assert [row["value"] for row in mismatched] == [100 * value for value in best["mnli/accuracy/mismatched"]]
+    assert [(row["seed"], row["start"], row["attention"]) for row in mismatched] == [
+        (seed, "pretrained", "softmax") for seed in (0, 1)
+    ]
     folder = next((tmp_path / "glue").glob("pre*/mnli-lr0.01-seed0"))
     new = tmp_path / "new.tsv"
     new.write_text("index\tsentence1\tsentence2\n7\tone\ttwo\n")
