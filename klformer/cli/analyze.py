@@ -10,6 +10,7 @@ COMMAND = group(
         "eigenvalues": "klformer.analysis.eigenvalues.command",
         "kernel": "klformer.analysis.kernel.command",
         "evidence": "klformer.analysis.evidence.command",
+        "pretraining": "klformer.analysis.pretraining.command",
         "gradients": "klformer.analysis.gradients.command",
         "mse": "klformer.analysis.mse.command",
         "turing": "klformer.analysis.turing.command",

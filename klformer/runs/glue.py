@@ -20,7 +20,7 @@ from klformer.runs.folder import RunFolder
 from klformer.runs.glue_numbers import CELLS, MORE_CELLS, Cell, paper_row
 from klformer.runs.init_from import SAME
 from klformer.runs.jobs import Job
-from klformer.runs.naming import attention_label, selecting_metric
+from klformer.runs.naming import attention_label, selecting_metric, setting_and_start
 from klformer.runs.presets import preset, usual_options
 from klformer.tasks import TASKS
 from klformer.tasks.glue import GLUE_TASKS
@@ -180,10 +180,10 @@ def _run_row(plan: Plan, start: Start, cell: Cell, rate: float, result: Mapping[
     """One number of one run, and what it depends on."""
     task, metric, part = cell
     environment = result["environment"]
+    config = plan.config(start, task, rate, result["seed"])
     return {
-        "setting": f"{task}-{plan.preset}: {'' if part == 'test' else part + ' '}{metric}, %",
-        "attention": attention_label(plan.config(start, task, rate, result["seed"])),
-        "start": "scratch" if start.run is None else "pretrained",
+        "setting": f"{setting_and_start(config)}: {'' if part == 'test' else part + ' '}{metric}, %",
+        "attention": attention_label(config),
         "seed": result["seed"],
         "value": 100 * result[part][metric],
         "learning_rate": rate,

@@ -9,6 +9,9 @@ from klformer.runs.config import ExperimentConfig
 from klformer.runs.presets import usual_options
 from klformer.training.metrics import Metric
 
+#: Ends the name of a setting whose runs start from pretrained ones.
+PRETRAINED = "-pretrained"
+
 
 def attention_label(config: ExperimentConfig) -> str:
     """The attention with the options in which it differs from its preset."""
@@ -25,8 +28,16 @@ def task_label(config: ExperimentConfig) -> str:
 def run_name(config: ExperimentConfig) -> str:
     """The default folder name: task, preset, attention and seed."""
     label = attention_label(config).replace(":", "-").replace(",", "-")
-    start = "" if config.init_from is None else "-pretrained"
-    return f"{setting_name(config)}-{label}{start}-seed{config.seed}"
+    return f"{setting_name(config)}-{label}{_start(config)}-seed{config.seed}"
+
+
+def setting_and_start(config: ExperimentConfig) -> str:
+    """Task and preset, and whether weights were taken from another run: `sst2-laptop-pretrained`."""
+    return f"{setting_name(config)}{_start(config)}"
+
+
+def _start(config: ExperimentConfig) -> str:
+    return "" if config.init_from is None else PRETRAINED
 
 
 def setting_name(config: ExperimentConfig) -> str:

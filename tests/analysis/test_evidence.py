@@ -5,14 +5,18 @@ import re
 from pathlib import Path
 
 import pytest
+from cli_support import run as cli
 from run_support import tiny
 
 import klformer
 from klformer.analysis.evidence import recommend as recommending
 from klformer.analysis.evidence.chart import draw
 from klformer.analysis.evidence.command import EvidenceAnalysis, markdown, run
+from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.analysis.evidence.measure import comparisons, measured
 from klformer.analysis.evidence.recommend import Needs, recommend, relative_work
+from klformer.analysis.pretraining.command import PretrainingAnalysis
+from klformer.analysis.pretraining.command import run as analyse_pretraining
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
 from klformer.runs.config import ExperimentConfig
@@ -204,3 +208,72 @@ def test_work_is_counted_in_multiplications():
 def test_the_package_has_measurements():
     answer = recommend(Needs(length=4096))
     assert {"softmax", "linear-elu"} <= {row["attention"] for row in answer.candidates}
+
+
+def glue_row(task, attention, seed, value, *, start="-pretrained", metric="accuracy"):
+    return {"setting": f"{task}-laptop{start}: {metric}, %", "attention": attention, "seed": seed, "value": value}
+
+
+def test_gains_are_paired_by_seed_and_marked_only_where_they_are_more_than_chance():
+    tuned = [glue_row("sst2", "softmax", seed, 80.0 + seed) for seed in range(3)]
+    scratch = [glue_row("sst2", "softmax", seed, 70.0 + 2 * seed, start="") for seed in range(3)]
+    others = [glue_row("sst2", "gmm-rks", 0, 90.0), glue_row("rte", "softmax", 0, 50.0)]
+    table = gains([*scratch, *tuned, *others])
+    heading = "| setting | attention | pairs | from scratch | pretrained | difference |"
+    row = "| sst2-laptop: accuracy, % | `softmax` | 3 | 72.00 +- 1.15 | 81.00 +- 0.58 | **+9.00 +- 0.58** |"
+    assert table.splitlines() == [heading, "|---|---|---|---|---|---|", row]
+    assert "+9.50" in gains([*scratch[:2], *tuned[:2]])
+    assert "**" not in gains([*scratch[:2], *tuned[:2]])
+
+
+def test_a_models_numbers_are_above_the_papers():
+    rows = [glue_row("sst2", "softmax", seed, 80.0) for seed in range(2)]
+    rows += [glue_row("stsb", "softmax", 0, 30.0, metric="pearson"), glue_row("sst2", "performer", 0, 70.0)]
+    assert glue(rows).splitlines()[2:] == [
+        "| `softmax` | 80.00 +- 0.00 (2) | 30.00 (1) |",
+        "| paper | 81 |  |",
+        "| `performer` | 70.00 (1) | - |",
+    ]
+
+
+def test_orders_are_compared_by_rank():
+    values = {"softmax": 3.0, "fastfood-rks": 4.0, "gmm-rks": 1.0, "performer": 9.0}
+    rows = [glue_row("sst2", name, 0, value) for name, value in values.items()]
+    # The paper has 81, 83 and 80, and nothing for performer.
+    first, average = glue_orders(rows).splitlines()[2:]
+    assert first == "| sst2 accuracy | 3 | +1.00 | `fastfood-rks` | `fastfood-rks` |"
+    assert average.startswith("| mean of all | 3 | +1.00 |")
+    with pytest.raises(ArgumentError, match="an order is of 3 models"):
+        glue_orders(rows[:2])
+
+
+def test_pretrained_runs_beside_the_frequency_of_tokens(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text("one two three\nwords and other words\n" * 90)
+    flags = [
+        "--data.max-len=16",
+        "--data.tokens.vocab-size=60",
+        "--training.max-steps=2",
+        "--training.evaluate-every=1",
+    ]
+    cli(
+        capsys,
+        "pretrain",
+        f"--data.train={tmp_path / 'book.txt'}",
+        *flags,
+        f"--out={tmp_path / 'runs'}",
+        "--name=masked",
+    )
+    labels = tmp_path / "runs" / "labels"
+    train_run(tiny(tmp_path, "softmax", max_steps=1), labels, resume=False, reporter=SilentReporter())
+    analyse_pretraining(PretrainingAnalysis(runs=(tmp_path / "runs",), out=tmp_path / "out"))
+    (row,) = json.loads((tmp_path / "out" / "pretraining.json").read_text())["rows"]
+    result = json.loads((tmp_path / "runs" / "masked" / "result.json").read_text())
+    assert row["masked_accuracy"] == 100 * result["test"]["masked_accuracy"]
+    assert row["unigram_perplexity"] == result["unigram"]["perplexity"]
+    curve = json.loads((tmp_path / "out" / "pretraining-curves.json").read_text())["rows"]
+    assert [point["step"] for point in curve] == [1, 2]
+    assert (tmp_path / "out" / "pretraining.png").stat().st_size > 10_000
+    assert "written to" in capsys.readouterr().out
+    with pytest.raises(ArgumentError, match="was pretrained to its end"):
+        analyse_pretraining(PretrainingAnalysis(runs=(labels,)))

@@ -19,7 +19,7 @@ from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
-from klformer.runs.naming import selecting_metric, setting_name
+from klformer.runs.naming import selecting_metric, setting_and_start
 from klformer.tasks import Planted
 from klformer.training.progress import SilentReporter
 
@@ -93,7 +93,7 @@ def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
     result, config = folder.result(), folder.config()
     assert result is not None, "only finished runs are asked"
     metric = selecting_metric(result)
-    setting = setting_name(config)
+    setting = setting_and_start(config)
     value = metric.scaled(result["test"][metric.name])
     yield measured(result, f"{setting}: {metric.label}", value, run=str(folder.path))
     if config.task == Planted.name:

@@ -31,7 +31,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from klformer.analysis.evidence.tables import COLUMN_OPTIONS, KINDS, Row
+from klformer.analysis.evidence.cells import Row
+from klformer.analysis.evidence.tables import COLUMN_OPTIONS, KINDS
 from klformer.errors import ArgumentError, FileError
 
 _TABLE = re.compile(r"(<!-- table (?P<words>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)

@@ -8,22 +8,30 @@
     cost      how many runs every setting took, and how long
     fields    the data as it is
 
+    gains, glue and glue-orders, on pretraining, are in glue_tables.py
+
 A difference is bold where it is more than two standard errors, of at least three pairs. Nothing else is called better.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from klformer.analysis.evidence.cells import (
+    Row,
+    difference,
+    is_beyond,
+    markdown,
+    mean_and_error,
+    paired,
+    values_by_attention,
+    with_spread,
+)
+from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.analysis.evidence.measure import comparisons, measured
-from klformer.analysis.seeds import over_seeds, standard_error
+from klformer.analysis.seeds import over_seeds
 from klformer.attention import AttentionSpec, attention_options
 
-Row = Mapping[str, Any]
-
-#: A difference is marked where it is more than so many standard errors, of at least so many pairs.
-_ERRORS, _PAIRS = 2, 3
 #: What every attention of a table `against` is measured against, beside its own frozen self.
 _REFERENCES = ("softmax", "performer")
 
@@ -46,10 +54,10 @@ def learned_or_frozen(rows: Sequence[Row]) -> str:
             str(row["seeds"]),
             with_spread(row["learned"], row["learned_std"]),
             with_spread(row["frozen"], row["frozen_std"]),
-            _difference(row["difference"], row["standard_error"], row["pairs"]),
+            difference(row["difference"], row["standard_error"], row["pairs"]),
         ]
         lines.append([row["setting"].partition(":")[0], *cells] if several else cells)
-    return _markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 def against_others(rows: Sequence[Row]) -> str:
@@ -59,7 +67,7 @@ def against_others(rows: Sequence[Row]) -> str:
     Over draws: the deviation of a run's metric over draws of its frequencies, mean over seeds. The rank goes from one
     more than there are better attentions to as many as are not worse, where better and worse are marked differences.
     """
-    by_attention = _by_attention(rows)
+    by_attention = values_by_attention(rows)
     references = [name for name in _REFERENCES if name in by_attention]
     by_draw = {name: [row["over_draws"] for row in rows if row["attention"] == name] for name in by_attention}
     headings = ["rank", "attention", "seeds", "mean", "over draws", *(f"- {name}" for name in references)]
@@ -67,20 +75,20 @@ def against_others(rows: Sequence[Row]) -> str:
     for name, values in sorted(by_attention.items(), key=lambda found: -statistics.fmean(found[1].values())):
         others = [by_attention[reference] if reference != name else {} for reference in references]
         others.append(by_attention.get(_frozen(name) or "", {}))
-        mean = _mean_and_error(list(values.values()))
-        differences = (_difference(*_paired(values, other)) for other in others)
+        mean = mean_and_error(list(values.values()))
+        differences = (difference(*paired(values, other)) for other in others)
         over_draws = [deviation for deviation in by_draw[name] if deviation is not None]
         spread = f"{statistics.fmean(over_draws):.2f}" if over_draws else ""
         rank = _rank(values, list(by_attention.values()))
         lines.append([rank, f"`{name}`", str(len(values)), mean, spread, *differences])
-    return _markdown([*headings, "- frozen self"], lines)
+    return markdown([*headings, "- frozen self"], lines)
 
 
 def by_setting(rows: Sequence[Row]) -> str:
     """Runs, one row each: the mean of every attention in every setting with the standard error over seeds, and how many
     those are. A dash means no result."""
     headings, lines = _across_settings(rows)
-    return _markdown(headings, [cells for _, cells in lines])
+    return markdown(headings, [cells for _, cells in lines])
 
 
 def by_task(rows: Sequence[Row]) -> str:
@@ -89,17 +97,19 @@ def by_task(rows: Sequence[Row]) -> str:
     headings, lines = _across_settings(rows)
     lines.sort(key=lambda line: math.inf if line[0] is None else -line[0])
     cells = [[*cells, "-" if average is None else f"{average:.2f}"] for average, cells in lines]
-    return _markdown([*headings, "mean of all"], cells)
+    return markdown([*headings, "mean of all"], cells)
 
 
 def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float | None, list[str]]]]:
     """Headings, and for every attention its mean over all settings, if it has all, with its cells."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
-    by_attention = {setting: _by_attention([row for row in rows if row["setting"] == setting]) for setting in settings}
+    by_attention = {
+        setting: values_by_attention([row for row in rows if row["setting"] == setting]) for setting in settings
+    }
     lines = []
     for name in dict.fromkeys(row["attention"] for row in rows):
         found = [list(by_attention[setting].get(name, {}).values()) for setting in settings]
-        cells = [f"{_mean_and_error(values)} ({len(values)})" if values else "-" for values in found]
+        cells = [f"{mean_and_error(values)} ({len(values)})" if values else "-" for values in found]
         average = statistics.fmean(statistics.fmean(values) for values in found) if all(found) else None
         lines.append((average, [f"`{name}`", *cells]))
     return ["attention", *(setting.partition(":")[0] for setting in settings)], lines
@@ -119,7 +129,7 @@ def means(rows: Sequence[Row], by: Sequence[str], show: Sequence[str]) -> str:
         known = [f"`{row[field]}`" if field == "attention" else str(row[field]) for field in by]
         averaged = [_significant(row[field], row[f"{field}_error"]) for field in headings]
         lines.append([*known, str(row["seeds"]), *averaged])
-    return _markdown([*by, "values", *headings.values()], lines)
+    return markdown([*by, "values", *headings.values()], lines)
 
 
 def cost(rows: Sequence[Row]) -> str:
@@ -130,7 +140,7 @@ def cost(rows: Sequence[Row]) -> str:
     for name, group in [*zip((setting.partition(":")[0] for setting in settings), groups, strict=True), ("all", rows)]:
         seconds = [row["train_seconds"] for row in group]
         lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}"])
-    return _markdown(["setting", "runs", "seconds a run (median)", "hours in all"], lines)
+    return markdown(["setting", "runs", "seconds a run (median)", "hours in all"], lines)
 
 
 def all_fields(rows: Sequence[Row]) -> str:
@@ -143,7 +153,7 @@ def all_fields(rows: Sequence[Row]) -> str:
         if "attention" in cells:
             cells["attention"] = f"`{cells['attention']}`"
         lines.append(list(cells.values()))
-    return _markdown(headings, lines)
+    return markdown(headings, lines)
 
 
 #: What a page may ask for, by its first word.
@@ -155,22 +165,12 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "means": means,
     "cost": cost,
     "fields": all_fields,
+    "gains": gains,
+    "glue": glue,
+    "glue-orders": glue_orders,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {"means": ("by", "show")}
-
-
-def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
-    """A number with its deviation or standard error; nothing where there is none."""
-    if value is None:
-        return ""
-    digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
-    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    return text if spread is None else f"{text} +- {spread:.{digits}f}"
-
-
-def _mean_and_error(values: Sequence[float]) -> str:
-    return with_spread(statistics.fmean(values), standard_error(values))
 
 
 def _significant(value: float | None, error: float | None) -> str:
@@ -179,14 +179,6 @@ def _significant(value: float | None, error: float | None) -> str:
         return ""
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
     return f"{value:,.{digits}f}" if error is None else f"{value:,.{digits}f} +- {error:,.{digits}f}"
-
-
-def _by_attention(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """The values of every attention by seed."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        found.setdefault(row["attention"], {})[row["seed"]] = row["value"]
-    return found
 
 
 def _frozen(attention: str) -> str | None:
@@ -198,30 +190,8 @@ def _frozen(attention: str) -> str | None:
 
 
 def _rank(values: Mapping[int, float], all_values: Sequence[Mapping[int, float]]) -> str:
-    differences = [_paired(values, others) for others in all_values if others is not values]
-    beyond = [mean for mean, standard_error, pairs in differences if _is_beyond(mean, standard_error, pairs)]
+    differences = [paired(values, others) for others in all_values if others is not values]
+    beyond = [mean for mean, error, pairs in differences if is_beyond(mean, error, pairs)]
     first = 1 + sum(mean is not None and mean < 0 for mean in beyond)
     last = len(all_values) - sum(mean is not None and mean > 0 for mean in beyond)
     return str(first) if first == last else f"{first} to {last}"
-
-
-def _paired(values: Mapping[int, float], others: Mapping[int, float]) -> tuple[float | None, float | None, int]:
-    """The mean difference of pairs of one seed, its standard error, and how many they are."""
-    differences = [value - others[seed] for seed, value in values.items() if seed in others]
-    mean = statistics.fmean(differences) if differences else None
-    return mean, standard_error(differences), len(differences)
-
-
-def _difference(mean: float | None, standard_error: float | None, pairs: int) -> str:
-    text = with_spread(mean, standard_error, sign=True)
-    return f"**{text}**" if _is_beyond(mean, standard_error, pairs) else text
-
-
-def _is_beyond(mean: float | None, standard_error: float | None, pairs: int) -> bool:
-    """Whether a difference is more than chance."""
-    return pairs >= _PAIRS and (standard_error or 0) * _ERRORS < abs(mean or 0)
-
-
-def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    table = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    return "\n".join(table + [f"| {' | '.join(cells)} |" for cells in lines])

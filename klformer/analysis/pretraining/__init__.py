@@ -1,0 +1,1 @@
+"""Pretrained runs beside each other, and what they would reach without looking."""
