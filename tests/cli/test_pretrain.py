@@ -47,7 +47,8 @@ def test_a_task_starts_from_a_pretrained_run(texts, capsys):
     out = run(capsys, *fine, f"--init-from={texts / 'pre'}")
     assert "embedding and encoder" in out
     assert "fresh: head" in out
-    theirs = load_file(next((texts / "pre" / "checkpoints").glob("best-*")) / "weights.safetensors")
+    newest = max((texts / "pre" / "checkpoints").glob("best-*"))
+    theirs = load_file(newest / "weights.safetensors")
     ours = load_file(texts / "fine" / "initial.safetensors")
     shared = [name for name in ours if name.startswith(("embedding.", "encoder."))]
     assert shared
