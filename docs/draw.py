@@ -21,6 +21,7 @@ import klformer
 from klformer.analysis.eigenvalues.command import draw_summary
 from klformer.analysis.evidence import chart, measure
 from klformer.analysis.gradients import command as gradients_command
+from klformer.analysis.pretraining import command as pretraining_command
 from klformer.analysis.variance.command import correlate, draw_bars, draw_correlations
 from klformer.plotting import COLOURS, FIXED, FROZEN, LEARNED, TRUTH, WIDE, plot_against_length, save
 
@@ -300,6 +301,11 @@ def gradients() -> Figure:
     return gradients_command.draw(_rows("gradients"), _rows("curves"))
 
 
+def pretraining() -> Figure:
+    """Hidden tokens guessed against steps, by attention."""
+    return pretraining_command.draw(_rows("pretraining"), _rows("pretraining-curves"))
+
+
 DRAWINGS: dict[str, Callable[[], Figure]] = {
     "overview": overview,
     "architecture": architecture,
@@ -313,6 +319,7 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "variance-correlations": correlations,
     "eigenvalues": eigenvalues,
     "gradients": gradients,
+    "pretraining": pretraining,
 }
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from run_support import final_state, tiny_command, train_command
+from run_support import assert_same_state, final_state, tiny_command, train_command
 
 from klformer.training.checkpoint import CheckpointStore
 from klformer.training.log import read_lines
@@ -45,6 +47,56 @@ def test_two_processes_are_one_with_a_last_batch_of_one(tmp_path):
     assert len(losses[0]) == 6
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
+
+@pytest.mark.slow
+def test_two_processes_pretrain_as_one(tmp_path):
+    """The same tokens are hidden, and every hidden token counts the same: one process or two, killed or not."""
+    (tmp_path / "book.txt").write_text("one two three\nwords and other words\n" * 90)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "KLFORMER_DATA": str(tmp_path / "cache")}
+    sizes = {"num_layers": 1, "num_heads": 2, "model_dim": 8, "head_dim": 4, "ffn_dim": 8}
+    flags = [f"--model.{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    flags += ["--training.evaluate-every=10", "--training.checkpoint-every=3", "--training.log-every=1", "--quiet"]
+    flags += ["--attention=gmm-rks:num_frequencies=8", "--data.max-len=16", "--data.tokens.vocab-size=60"]
+    flags += [f"--data.train={tmp_path / 'book.txt'}", f"--out={tmp_path}"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+    def pretrain(name, steps, *more, launcher=(), program=("-m", "klformer")):
+        command = [sys.executable, *launcher, *program, "pretrain", *flags, f"--name={name}"]
+        command += [f"--training.max-steps={steps}", *more]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert pretrain("one", 10).returncode == 0
+    assert pretrain("two", 5, launcher=torchrun).returncode == 0
+    assert pretrain("two", 10, "--resume", launcher=torchrun).returncode == 0
+    assert pretrain("killed", 10, program=("-c", KILLED_AT_STEP_8)).returncode == -signal.SIGKILL
+    assert pretrain("killed", 10, "--resume").returncode == 0
+    results = {name: json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two", "killed")}
+    assert results["two"]["environment"]["processes"] == 2
+    losses = {name: [line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl") if line["kind"] == "train"]
+              for name in results}  # fmt: skip
+    assert len(losses["one"]) == 10
+    np.testing.assert_allclose(losses["two"], losses["one"], rtol=1e-4)
+    np.testing.assert_allclose(results["two"]["test"]["perplexity"], results["one"]["test"]["perplexity"], rtol=1e-4)
+    assert losses["killed"] == losses["one"]
+    assert_same_state(final_state(tmp_path / "killed"), final_state(tmp_path / "one"))
+
+
+KILLED_AT_STEP_8 = """
+import os, signal, sys
+from klformer.cli.main import main
+from klformer.training.step import Stepper
+
+step, done = Stepper.step, []
+
+def killed(self, indices, draw):
+    done.append(1)
+    if len(done) == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, indices, draw)
+
+Stepper.step = killed
+main(sys.argv[1:])
+"""
 
 SIGNAL_AFTER_VALIDATION = """
 import os, signal, sys
