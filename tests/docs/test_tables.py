@@ -211,6 +211,12 @@ def test_differences_of_pairs_that_a_page_chooses(tmp_path):
     assert lines_of(f"{words} by=setting,attention between=task of=a minus=b attention=gmm-rks", rows, tmp_path) == [
         "| s | `gmm-rks` | a - b | 2 | -3.25 +- 3.75 |"
     ]
+    assert lines_of(f"{words} across=task of=gmm-prf,x minus=gmm-rks,gmm-rks", rows, tmp_path) == [
+        "| `gmm-prf` - `gmm-rks` | 1 to 3 | **+2.33 +- 0.33** | +0.250 |",
+        "| `x` - `gmm-rks` | 2 | +5.50 +- 0.50 |  |",
+    ]
+    with pytest.raises(ArgumentError, match=r"across=.*must be one field"):
+        lines_of(f"{words},seed across=task of=x minus=gmm-rks", rows, tmp_path)
     with pytest.raises(ArgumentError, match="must be as many"):
         lines_of(f"{words} of=gmm-prf,x minus=gmm-rks", rows, tmp_path)
 

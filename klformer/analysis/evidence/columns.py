@@ -52,35 +52,43 @@ def differences(
     minus: Sequence[str],
     by: Sequence[str] = (),
     between: Sequence[str] = ("attention",),
+    across: Sequence[str] = (),
 ) -> str:
-    """Columns of the data, mean differences of pairs of one seed with their standard errors, and how many pairs there
-    are; bold where they are more than chance.
+    """Mean differences of pairs of one seed with their standard errors, and how many pairs there are; bold where they
+    are more than chance.
 
     Args:
-        show: The fields to take the differences of.
+        show: The fields to take the differences of, a column each.
         of: What the field `between` is in the first of a pair; several give a row each.
         minus: What it is in the second, as many.
         by: The fields that both have in common, which are the first columns.
         between: The field in which they differ.
+        across: A field whose values are columns, of the one field that is shown.
 
     Raises:
-        ArgumentError: there are not as many of one as of the other, or several fields to differ in.
+        ArgumentError: there are not as many of one as of the other, several fields to differ in, or to show across.
     """
     if len(of) != len(minus) or len(between) != 1:
         raise ArgumentError(f"paired: of={of} and minus={minus} must be as many, and between={between} one field")
-    headings = _headings(show)
+    if across and (len(across) > 1 or len(show) > 1):
+        raise ArgumentError(f"paired: across={across} must be one field, and show={show} as well")
+    # For every column its heading, its field, and what rows must have to be in it.
+    columns: list[tuple[str, str, Mapping[str, Any]]] = [(name, field, {}) for field, name in _headings(show).items()]
+    for field in across:
+        values = dict.fromkeys(row[field] for row in rows)
+        columns = [(str(value).partition(":")[0], columns[0][1], {field: value}) for value in values]
     lines = []
     for key in dict.fromkeys(tuple(row[field] for field in by) for row in rows):
-        group = [row for row in rows if tuple(row[field] for field in by) == key]
+        known = dict(zip(by, key, strict=True))
         for names in zip(of, minus, strict=True):
-            sides = [[row for row in group if str(row[between[0]]) == name] for name in names]
-            found = [paired(*(_by_seed(side, field) for side in sides)) for field in headings]
-            pairs = [count for _, _, count in found]
+            sides = [_having(rows, known | {between[0]: name}) for name in names]
+            found = [paired(*(_by_seed(_having(side, more), field) for side in sides)) for _, field, more in columns]
+            pairs = [count for _, _, count in found if count or not across]
             if any(pairs):
-                known = _known(dict(zip(by, key, strict=True)), by)
                 shown = [f"`{name}`" if between[0] == "attention" else name for name in names]
-                lines.append([*known, " - ".join(shown), _span(pairs), *(_marked(*cell) for cell in found)])
-    return markdown([*by, "difference", "pairs", *headings.values()], lines)
+                cells = (_marked(*cell) for cell in found)
+                lines.append([*_known(known, by), " - ".join(shown), _span(pairs), *cells])
+    return markdown([*by, "difference", "pairs", *(heading for heading, _, _ in columns)], lines)
 
 
 def correlations(rows: Sequence[Row], without: Sequence[str]) -> str:
@@ -108,6 +116,10 @@ def _with_differences(row: Row, fields: Mapping[str, str]) -> dict[str, Any]:
         if minus:
             made[field] = row[after] - row[before] if _is_known(row, after) and _is_known(row, before) else None
     return made
+
+
+def _having(rows: Sequence[Row], fields: Mapping[str, Any]) -> list[Row]:
+    return [row for row in rows if all(str(row[field]) == str(value) for field, value in fields.items())]
 
 
 def _by_seed(rows: Sequence[Row], field: str) -> dict[int, float]:

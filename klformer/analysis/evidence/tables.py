@@ -7,7 +7,8 @@
     means         columns that the page chooses, each the mean over seeds with its standard error:
                   by=, show=, and within=seed where a run has several rows (columns.py)
     paired        columns that the page chooses, each the difference of pairs of one seed: by=, show=, of=A minus=B,
-                  which are attentions, or what the field between= has; several of each give a row a pair (columns.py)
+                  which are attentions, or what the field between= has; several of each give a row a pair, and
+                  across= a field whose values are columns (columns.py)
     correlations  R^2 of the measures of variance, of all runs and without= some attentions (columns.py)
     cost          how many runs every setting took, and how long
     fields        the data as it is
@@ -185,7 +186,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
     "means": ("by", "show", "within"),
-    "paired": ("by", "show", "of", "minus", "between"),
+    "paired": ("by", "show", "of", "minus", "between", "across"),
     "correlations": ("without",),
 }
 
