@@ -39,8 +39,8 @@ figures: install
 docs: install .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# Tables of the docs, made again of their data.
-evidence: install
+# Tables and figures of the docs, made again of their data.
+evidence: figures
 	$(BIN)/python -m klformer.analysis.evidence.pages docs README.md
 
 .venv/docs-installed: .venv/installed

@@ -22,8 +22,9 @@ def over_seeds(rows: Sequence[Row], *, by: Sequence[str], values: Sequence[str])
         values: The fields to take together.
 
     Returns:
-        Rows with the fields of `by`, `seeds` (how many runs there are) and, for each of `values`, the mean and
-        `NAME_error`, the standard error. A value that is None or not finite is left out; both are None if all are.
+        Rows with the fields of `by`, `seeds` (how many runs there are) and, for each of `values`, the mean,
+        `NAME_error`, the standard error, and `NAME_count`, of how many it is. A value that is None or not finite is
+        left out; mean and error are None if all are.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -35,5 +36,6 @@ def over_seeds(rows: Sequence[Row], *, by: Sequence[str], values: Sequence[str])
             found = [row[name] for row in group if row[name] is not None and math.isfinite(row[name])]
             merged[name] = statistics.fmean(found) if found else None
             merged[f"{name}_error"] = standard_error(found)
+            merged[f"{name}_count"] = len(found)
         together.append(merged)
     return together

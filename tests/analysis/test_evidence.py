@@ -51,7 +51,7 @@ def test_pairs_are_of_one_seed_and_one_way_of_drawing():
     assert (kept["learned"], kept["difference"], kept["standard_error"]) == (None, None, None)
     assert softmax["frozen"] is None
     table = markdown([redrawn, kept, softmax])
-    assert "| `gmm-rks` | redrawn | 4 | 20.00 +- 8.16 | 16.00 +- 8.00 | **+4.00 +- 1.15** |" in table
+    assert "| `gmm-rks` | redrawn | 4 | 20.00 +- 4.08 | 16.00 +- 4.62 | **+4.00 +- 1.15** |" in table
 
 
 def test_evidence_of_runs(tmp_path, capsys):
@@ -81,6 +81,8 @@ def test_every_setting_has_a_panel_with_its_attentions():
     found += numbers("gmm-rks:frozen=true,redraw=false", {0: 2.0}, setting="other: accuracy, %")
     figure = draw([comparison.as_row() for comparison in comparisons(found)])
     first, second = figure.axes
+    (horizontal,) = [lines for bars in first.containers[2:] for lines in bars.lines[2]]
+    assert [segment[:, 0].tolist() for segment in horizontal.get_segments()] == [[1.0, 3.0]]  # 2 +- sqrt(2) / sqrt(2)
     assert [label.get_text() for label in first.get_yticklabels()] == ["gmm-rks", "softmax"]
     assert (second.get_title(loc="left"), second.get_xlabel()) == ("other", "accuracy, %")
     assert [label.get_text() for label in second.get_yticklabels()] == ["gmm-rks, kept"]

@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 
 from klformer.analysis.evidence.pages import render
+from klformer.analysis.variance.command import correlate
 from klformer.errors import ArgumentError, FileError
 
 ROOT = Path(__file__).parents[2]
@@ -81,8 +82,8 @@ def test_a_table_is_made_of_the_rows_that_are_asked_for(tmp_path):
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
     assert [line for line in lines if line.startswith("| `")] == [
-        "| `gmm-rks` | redrawn | 3 | 90.00 +- 1.00 | 80.00 +- 2.00 | **+10.00 +- 1.50** |",
-        "| `gmm-rks` | kept | 3 | 90.00 +- 1.00 | 80.00 +- 2.00 | +10.00 +- 6.00 |",
+        "| `gmm-rks` | redrawn | 3 | 90.00 +- 0.58 | 80.00 +- 1.15 | **+10.00 +- 1.50** |",
+        "| `gmm-rks` | kept | 3 | 90.00 +- 0.58 | 80.00 +- 1.15 | +10.00 +- 6.00 |",
     ]
     assert render("\n".join(lines), tmp_path, "page") == "\n".join(lines)
 
@@ -117,12 +118,12 @@ def test_attentions_against_others_seed_by_seed(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
     made = render('<!-- table against data.json "setting=a: %" -->\n<!-- /table -->\n', tmp_path, "page").splitlines()
     assert [line for line in made if line.startswith("|")] == [
-        "| rank | attention | seeds | mean | over draws | - softmax | - frozen self |",
-        "|---|---|---|---|---|---|---|",
-        "| 1 to 4 | `linear-elu` | 1 | 90.00 |  | +40.00 |  |",
-        "| 1 to 3 | `gmm-rks` | 3 | 71.00 +- 6.08 | 1.50 | **+11.00 +- 0.58** | +11.00 +- 10.50 |",
-        "| 2 to 4 | `softmax` | 3 | 60.00 +- 5.77 |  |  |  |",
-        "| 1 to 4 | `gmm-rks:frozen=true` | 3 | 60.00 +- 11.55 |  | +0.00 +- 10.00 |  |",
+        "| rank | attention | seeds | mean | over draws | - softmax | - linear-elu | - frozen self |",
+        "|---|---|---|---|---|---|---|---|",
+        "| 1 to 4 | `linear-elu` | 1 | 90.00 |  | +40.00 |  |  |",
+        "| 1 to 3 | `gmm-rks` | 3 | 71.00 +- 6.08 | 1.50 | **+11.00 +- 0.58** | -29.00 | +11.00 +- 10.50 |",
+        "| 2 to 4 | `softmax` | 3 | 60.00 +- 5.77 |  |  | -40.00 |  |",
+        "| 1 to 4 | `gmm-rks:frozen=true` | 3 | 60.00 +- 11.55 |  | +0.00 +- 10.00 | -50.00 |  |",
     ]
 
 
@@ -130,7 +131,7 @@ def test_runs_are_compared_with_their_frozen_selves(tmp_path):
     rows = [*runs("a: %", "gmm-rks", 61.0, 70.0, 82.0), *runs("a: %", "gmm-rks:frozen=true", 60.0, 68.0, 79.0)]
     (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
     made = render("<!-- table learned data.json -->\n<!-- /table -->\n", tmp_path, "page").splitlines()
-    assert made[-2] == "| `gmm-rks` | redrawn | 3 | 71.00 +- 10.54 | 69.00 +- 9.54 | **+2.00 +- 0.58** |"
+    assert made[-2] == "| `gmm-rks` | redrawn | 3 | 71.00 +- 6.08 | 69.00 +- 5.51 | **+2.00 +- 0.58** |"
 
 
 def test_settings_side_by_side(tmp_path):
@@ -152,11 +153,11 @@ def test_tasks_have_their_mean_and_the_best_is_first(tmp_path):
     (tmp_path / "second.json").write_text(json.dumps({"rows": rows}))
     page = "<!-- table tasks first.json,second.json -->\n<!-- /table -->\n"
     assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")] == [
-        "| attention | a | b | mean of all |",
-        "|---|---|---|---|",
-        "| `linear-elu` | 70.00 (1) | 5.00 +- 1.00 (2) | 37.50 |",
-        "| `softmax` | 55.00 +- 5.00 (2) | 3.00 (1) | 29.00 |",
-        "| `local` | 90.00 (1) | - | - |",
+        "| attention | a | b | mean of all | - softmax |",
+        "|---|---|---|---|---|",
+        "| `linear-elu` | 70.00 (1) | 5.00 +- 1.00 (2) | 37.50 | +10.50 (1) |",  # 70 and 4 less 50 and 3
+        "| `softmax` | 55.00 +- 5.00 (2) | 3.00 (1) | 29.00 |  |",
+        "| `local` | 90.00 (1) | - | - |  |",
     ]
 
 
@@ -170,7 +171,69 @@ def test_columns_that_a_page_chooses_are_means_over_seeds(tmp_path):
         "| task | attention | values | RSD, mean | pi |",
         "|---|---|---|---|---|",
         "| text | `gmm-rks` | 2 | 2.00 +- 1.00 | 1,234 +- 0 |",
-        "| text | `gmm-prf` | 1 | 0.0123 |  |",
+        "| text | `gmm-prf` | 0 to 1 | 0.0123 |  |",
+    ]
+
+
+def lines_of(page, rows, tmp_path):
+    """The rows of a table without its heading."""
+    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+    made = render(f"<!-- table {page} -->\n<!-- /table -->\n", tmp_path, "page").splitlines()
+    return [line for line in made if line.startswith("|")][2:]
+
+
+def test_heads_of_a_run_are_one_value_and_a_change_is_marked(tmp_path):
+    values = {0: [(1, 2), (3, 6)], 1: [(2, 5), (4, 7)], 2: [(3, 6), (5, 8)]}
+    rows = [
+        {"attention": "gmm-rks", "seed": seed, "before": before, "after": after}
+        for seed, heads in values.items()
+        for before, after in heads
+    ]
+    words = "means data.json by=attention show=before,after,after-before:change"
+    # Means over heads: 2, 3, 4 before and 4, 6, 7 after; they change by 2, 3 and 3.
+    changed = "3.00 +- 0.58 | 5.67 +- 0.88 | **+2.67 +- 0.33** |"
+    assert lines_of(f"{words} within=seed", rows, tmp_path) == [f"| `gmm-rks` | 3 | {changed}"]
+    assert lines_of(words, rows, tmp_path)[0].startswith("| `gmm-rks` | 6 | 3.00 +- 0.58 |")
+
+
+def test_differences_of_pairs_that_a_page_chooses(tmp_path):
+    rows = [{"task": "a", **row} for row in [*runs("s: %", "gmm-rks", 1.0, 2.0, 3.0), *runs("s: %", "x", 7, 7)]]
+    rows += [{"task": "a", **row} for row in runs("s: %", "gmm-prf", 3.0, 5.0, 5.0)]
+    rows += [{"task": "b", **row} for row in runs("s: %", "gmm-prf", 0.75, None)]
+    rows += [{"task": "b", **row} for row in runs("s: %", "gmm-rks", 0.5, 9.0)]
+    words = "paired data.json show=value:accuracy"
+    assert lines_of(f"{words} by=task of=gmm-prf,x minus=gmm-rks,gmm-rks", rows, tmp_path) == [
+        "| a | `gmm-prf` - `gmm-rks` | 3 | **+2.33 +- 0.33** |",
+        "| a | `x` - `gmm-rks` | 2 | +5.50 +- 0.50 |",
+        "| b | `gmm-prf` - `gmm-rks` | 1 | +0.250 |",
+    ]
+    # 1, 2 and 3 at a; 0.5 and 9 at b.
+    assert lines_of(f"{words} by=setting,attention between=task of=a minus=b attention=gmm-rks", rows, tmp_path) == [
+        "| s | `gmm-rks` | a - b | 2 | -3.25 +- 3.75 |"
+    ]
+    assert lines_of(f"{words} across=task of=gmm-prf,x minus=gmm-rks,gmm-rks", rows, tmp_path) == [
+        "| `gmm-prf` - `gmm-rks` | 1 to 3 | **+2.33 +- 0.33** | +0.250 |",
+        "| `x` - `gmm-rks` | 2 | +5.50 +- 0.50 |  |",
+    ]
+    with pytest.raises(ArgumentError, match=r"across=.*must be one field"):
+        lines_of(f"{words},seed across=task of=x minus=gmm-rks", rows, tmp_path)
+    with pytest.raises(ArgumentError, match="must be as many"):
+        lines_of(f"{words} of=gmm-prf,x minus=gmm-rks", rows, tmp_path)
+
+
+def test_correlations_are_those_of_the_command(tmp_path):
+    rows = rows_of(DATA / "variance.json")
+    lines = lines_of("correlations data.json without=performer", rows, tmp_path)
+    learned = [row for row in rows if row["attention"] != "performer"]
+    cells = [
+        [f"{value:.2f}" for value in found.values()] for runs in (rows, learned) for found in correlate(runs).values()
+    ]
+    assert [line.split(" | ")[3:] for line in lines] == [
+        [*found[:-1], f"{found[-1]} |"] for found in (cells[i] for i in (0, 2, 1, 3))
+    ]
+    assert [line.split(" | ")[:3] for line in lines[:2]] == [
+        ["| text", "all", "21"],
+        ["| text", "without `performer`", "18"],
     ]
 
 

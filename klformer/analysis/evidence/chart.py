@@ -1,19 +1,20 @@
 """Learned kernels beside the same kernels frozen, as a picture: a panel for every setting."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from klformer.analysis.evidence.measure import error_of
 from klformer.plotting import FIXED, FROZEN, LEARNED, WIDE
 
 _COLUMNS = 2
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The means of every attention with their deviations over seeds; what has no frozen self has its own colour."""
+    """The mean of every attention with its standard error over seeds; what has no frozen self has its own colour."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     columns = min(_COLUMNS, len(settings))
     lines = [settings[start : start + columns] for start in range(0, len(settings), columns)]
@@ -58,12 +59,17 @@ def _draw_panel(axes: Axes, setting: str, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _points(
-    axes: Axes, rows: Sequence[Mapping[str, Any]], field: str, shown: Sequence[bool], label: str, **style: Any
+    axes: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    field: Literal["learned", "frozen"],
+    shown: Sequence[bool],
+    label: str,
+    **style: Any,
 ) -> None:
     places = [place for place, row in enumerate(rows) if shown[place] and row[field] is not None]
     values = [rows[place][field] for place in places]
-    spreads = [rows[place][f"{field}_std"] or 0.0 for place in places]
-    axes.errorbar(values, places, xerr=spreads, linestyle="none", markersize=6, capsize=2, label=label, **style)
+    errors = [error_of(rows[place], field) or 0.0 for place in places]
+    axes.errorbar(values, places, xerr=errors, linestyle="none", markersize=6, capsize=2, label=label, **style)
 
 
 def _name(row: Mapping[str, Any]) -> str:

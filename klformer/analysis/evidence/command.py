@@ -24,8 +24,8 @@ from klformer.tasks import Planted
 from klformer.training.progress import SilentReporter
 
 CAPTION = (
-    "Every attention learned and frozen, mean and deviation over seeds on the test set, and the mean difference of "
-    "pairs of one seed with its standard error."
+    "Every attention learned and frozen, mean over seeds on the test set (lines: its standard error; NAME_std: the "
+    "deviation), and the mean difference of pairs of one seed with its standard error."
 )
 RUNS_CAPTION = "The same numbers run by run, with what it took to get them."
 DRAWS = Count("draws", full=50, quick=5)

@@ -4,6 +4,7 @@ A pair is a learned run and a frozen one of the same task, preset, seed and opti
 what the seed does to both; the standard error is that of the mean of these differences.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class Comparison:
             "attention": self.attention,
             "draw": self.draw,
             "seeds": max(len(self.learned), len(self.frozen)),
+            "learned_seeds": len(self.learned),
+            "frozen_seeds": len(self.frozen),
             "learned": _mean(self.learned),
             "learned_std": _deviation(self.learned),
             "frozen": _mean(self.frozen),
@@ -56,6 +59,13 @@ class Comparison:
             "standard_error": standard_error(self.differences),
             "pairs": len(self.differences),
         }
+
+
+def error_of(row: Mapping[str, Any], kind: Literal["learned", "frozen"]) -> float | None:
+    """The standard error of the mean of a comparison's learned or frozen runs; None of fewer than two. Rows of
+    measured.json have one number of seeds for both."""
+    deviation = row[f"{kind}_std"]
+    return None if deviation is None else float(deviation / math.sqrt(row.get(f"{kind}_seeds", row["seeds"])))
 
 
 def measured(result: Mapping[str, Any], setting: str, value: float, *, run: str = "?") -> Measured:

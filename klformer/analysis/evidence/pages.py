@@ -14,6 +14,7 @@ A value may be several, separated by commas without spaces. A row that nothing w
 selection without any row is an error. Kinds that let a page choose their columns take them the same way:
 
     <!-- table means data/variance.json task=text by=attention "show=rsd:RSD,pi:PI, %" -->
+    <!-- table paired data/variance.json by=task "show=pi:PI, %" of=gmm-prf minus=gmm-rks -->
 
 Beside its rows a file of data has for readers:
 

@@ -1,16 +1,22 @@
 """The kinds of tables that a page of the docs may have, in Markdown.
 
-    learned   an attention learned, frozen, and the difference of pairs of one seed
-    against   every attention of one setting beside others that it is measured against, paired by seed
-    settings  attentions down, settings across
-    tasks     the same with the mean over tasks, best first
-    means     columns that the page chooses, each the mean over seeds with its standard error
-    cost      how many runs every setting took, and how long
-    fields    the data as it is
+    learned       an attention learned, frozen, and the difference of pairs of one seed
+    against       every attention of one setting beside others that it is measured against, paired by seed
+    settings      attentions down, settings across
+    tasks         the same with the mean over tasks, best first, and that of pairs with softmax
+    means         columns that the page chooses, each the mean over seeds with its standard error:
+                  by=, show=, and within=seed where a run has several rows (columns.py)
+    paired        columns that the page chooses, each the difference of pairs of one seed: by=, show=, of=A minus=B,
+                  which are attentions, or what the field between= has; several of each give a row a pair, and
+                  across= a field whose values are columns (columns.py)
+    correlations  R^2 of the measures of variance, of all runs and without= some attentions (columns.py)
+    cost          how many runs every setting took, and how long
+    fields        the data as it is
 
     gains, glue and glue-orders, on pretraining, are in glue_tables.py
 
-A difference is bold where it is more than two standard errors, of at least three pairs. Nothing else is called better.
+A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
+at least three pairs. Nothing else is called better.
 """
 
 import math
@@ -25,20 +31,21 @@ from klformer.analysis.evidence.cells import (
     mean_and_error,
     paired,
     values_by_attention,
+    values_by_setting,
     with_spread,
 )
+from klformer.analysis.evidence.columns import correlations, differences, means
 from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
-from klformer.analysis.evidence.measure import comparisons, measured
-from klformer.analysis.seeds import over_seeds
+from klformer.analysis.evidence.measure import comparisons, error_of, measured
 from klformer.attention import AttentionSpec, attention_options
 
 #: What every attention of a table `against` is measured against, beside its own frozen self.
-_REFERENCES = ("softmax", "performer")
+_REFERENCES = ("softmax", "performer", "linear-elu")
 
 
 def learned_or_frozen(rows: Sequence[Row]) -> str:
-    """An attention learned, frozen, and the difference; bold where it is more than chance. Of several settings, each
-    row names its own. Rows are comparisons, or runs, which are compared here."""
+    """An attention learned, frozen, each with its standard error, and the difference; bold where it is more than
+    chance. Of several settings, each row names its own. Rows are comparisons, or runs, which are compared here."""
     if "value" in rows[0]:
         runs = (measured(row, row["setting"], row["value"]) for row in rows)
         rows = [comparison.as_row() for comparison in comparisons(runs)]
@@ -52,8 +59,8 @@ def learned_or_frozen(rows: Sequence[Row]) -> str:
             f"`{row['attention']}`",
             "" if row["draw"] == "none" else row["draw"],
             str(row["seeds"]),
-            with_spread(row["learned"], row["learned_std"]),
-            with_spread(row["frozen"], row["frozen_std"]),
+            with_spread(row["learned"], error_of(row, "learned")),
+            with_spread(row["frozen"], error_of(row, "frozen")),
             difference(row["difference"], row["standard_error"], row["pairs"]),
         ]
         lines.append([row["setting"].partition(":")[0], *cells] if several else cells)
@@ -93,11 +100,32 @@ def by_setting(rows: Sequence[Row]) -> str:
 
 def by_task(rows: Sequence[Row]) -> str:
     """The same of tasks whose metrics may be averaged, with the mean over all tasks: the best is first, and attentions
-    that lack a task are last."""
+    that lack a task are last. Means may be of other seeds than softmax's; the difference to softmax, in brackets with
+    the number of pairs, is of those that both have in all tasks."""
     headings, lines = _across_settings(rows)
     lines.sort(key=lambda line: math.inf if line[0] is None else -line[0])
-    cells = [[*cells, "-" if average is None else f"{average:.2f}"] for average, cells in lines]
-    return markdown([*headings, "mean of all"], cells)
+    by_seed = _means_by_seed(rows)
+    reference = by_seed.get(_REFERENCES[0])
+    table = []
+    for average, cells in lines:
+        cells = [*cells, "-" if average is None else f"{average:.2f}"]
+        if reference is not None:
+            values = by_seed[cells[0].strip("`")]
+            mean, error, pairs = paired(values, {} if values is reference else reference)
+            cells.append(f"{difference(mean, error, pairs)} ({pairs})" if pairs else "")
+        table.append(cells)
+    return markdown([*headings, "mean of all", *([f"- {_REFERENCES[0]}"] if reference is not None else [])], table)
+
+
+def _means_by_seed(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """Of every attention the mean over all settings, by those seeds that it has in all of them."""
+    settings = list(values_by_setting(rows).values())
+    found = {}
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        of_settings = [values.get(name, {}) for values in settings]
+        seeds = [seed for seed in of_settings[0] if all(seed in values for values in of_settings)]
+        found[name] = {seed: statistics.fmean(values[seed] for values in of_settings) for seed in seeds}
+    return found
 
 
 def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float | None, list[str]]]]:
@@ -115,32 +143,16 @@ def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float |
     return ["attention", *(setting.partition(":")[0] for setting in settings)], lines
 
 
-def means(rows: Sequence[Row], by: Sequence[str], show: Sequence[str]) -> str:
-    """Columns of the data, means over seeds with their standard errors, and of how many values they are.
-
-    Args:
-        by: The fields that a row of the table has in common, which are its first columns.
-        show: The fields to average, as field or field:heading.
-    """
-    headings = {field: heading or field for field, _, heading in (word.partition(":") for word in show)}
-    together = over_seeds(rows, by=by, values=list(headings))
-    lines = []
-    for row in together:
-        known = [f"`{row[field]}`" if field == "attention" else str(row[field]) for field in by]
-        averaged = [_significant(row[field], row[f"{field}_error"]) for field in headings]
-        lines.append([*known, str(row["seeds"]), *averaged])
-    return markdown([*by, "values", *headings.values()], lines)
-
-
 def cost(rows: Sequence[Row]) -> str:
-    """Runs and hours of training by setting, and all of them together."""
+    """Runs and hours of training by setting, and all of them together: time of the wall, in which the machine may have
+    done other things."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     groups = [[row for row in rows if row["setting"] == setting] for setting in settings]
     lines = []
     for name, group in [*zip((setting.partition(":")[0] for setting in settings), groups, strict=True), ("all", rows)]:
         seconds = [row["train_seconds"] for row in group]
         lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}"])
-    return markdown(["setting", "runs", "seconds a run (median)", "hours in all"], lines)
+    return markdown(["setting", "runs", "seconds a run (median)", "wall hours of training"], lines)
 
 
 def all_fields(rows: Sequence[Row]) -> str:
@@ -163,6 +175,8 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "settings": by_setting,
     "tasks": by_task,
     "means": means,
+    "paired": differences,
+    "correlations": correlations,
     "cost": cost,
     "fields": all_fields,
     "gains": gains,
@@ -170,15 +184,11 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "glue-orders": glue_orders,
 }
 #: What a kind takes besides its rows.
-COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {"means": ("by", "show")}
-
-
-def _significant(value: float | None, error: float | None) -> str:
-    """A mean with three significant digits, and its standard error with as many decimals."""
-    if value is None:
-        return ""
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    return f"{value:,.{digits}f}" if error is None else f"{value:,.{digits}f} +- {error:,.{digits}f}"
+COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
+    "means": ("by", "show", "within"),
+    "paired": ("by", "show", "of", "minus", "between", "across"),
+    "correlations": ("without",),
+}
 
 
 def _frozen(attention: str) -> str | None:
