@@ -22,6 +22,9 @@ Row = dict[str, Any]
 CAPTION = (
     "Accuracy on hidden tokens and their perplexity on the test set, and what the frequency of the tokens alone gives."
 )
+#: Columns on screen; the files have all.
+SHOWN = ("setting", "attention", "seed", "masked_accuracy", "perplexity", "unigram_accuracy", "unigram_perplexity",
+         "steps", "train_seconds")  # fmt: skip
 CURVES_CAPTION = "Accuracy on hidden tokens of the validation set against steps, in %, run by run."
 
 
@@ -56,7 +59,7 @@ def run(options: PretrainingAnalysis) -> None:
     write_results(options.out, "pretraining", caption=CAPTION, rows=rows, settings={}, figure=figure)
     write_results(options.out, "pretraining-curves", caption=CURVES_CAPTION, rows=curves, settings={})
     console = make_console(170)
-    print_table(console, rows, CAPTION)
+    print_table(console, [{name: row[name] for name in SHOWN} for row in rows], CAPTION)
     console.print(f"written to {options.out}", highlight=False)
 
 
@@ -115,5 +118,5 @@ def draw(rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]])
         axes.annotate("frequency of tokens alone", (0, accuracy), (4, 3), textcoords="offset points", fontsize=10)
     axes.set(xlabel="training step", ylabel="hidden tokens guessed, %", xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", ncols=2)
+    axes.legend(loc="lower right", ncols=2, bbox_to_anchor=(1, 0.14))  # above the line of the frequencies
     return figure
