@@ -1,14 +1,18 @@
 """What the docs say is there: links lead somewhere, named files exist, and the command line reads the commands."""
 
+import inspect
 import json
 import re
 import shlex
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from klformer.cli.analyze import ANALYSES
+from klformer.cli.bench import BENCHMARKS
 from klformer.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +124,31 @@ def read_by_the_command_line(words, place):
     name, *arguments = words
     assert name in COMMANDS, f"{place.name}: klformer {name} is no command"
     import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")
+
+
+def first_sentence(module):
+    """What the help of an analysis or a benchmark begins with."""
+    options = get_type_hints(import_module(module).run)["options"]
+    return inspect.getdoc(options).split("\n\n")[0].replace("\n", " ").removesuffix(".")
+
+
+def test_the_reference_has_every_command_with_its_help():
+    rows = re.findall(
+        r"^\| \[?`([\w]+)`[^|]*\| ([^|]+) \|", (ROOT / "docs/reference/commands.md").read_text(), re.MULTILINE
+    )
+    summaries = {name: entry.summary for name, entry in COMMANDS.items()}
+    groups = {name: first_sentence(module) for name, module in (ANALYSES | BENCHMARKS).items()}
+    assert rows == [*summaries.items(), *groups.items()]
+
+
+def test_every_command_of_the_reference_has_its_own_example():
+    text = (ROOT / "docs/reference/commands.md").read_text()
+    rows = re.findall(r"^\| \[?`(\w+)`[^|]*\|[^|]*\| `klformer (\w+)[^`]*` \|$", text, re.MULTILINE)
+    assert rows == [(name, name) for name in COMMANDS]
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
 def test_commands_are_found_behind_what_stands_before_them():
