@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib import pyplot as plt
 
-from klformer.plotting import COLOURS
+from klformer.plotting import COLOURS, WIDE
 
 DOCS = Path(__file__).parents[2] / "docs"
 DRAW = runpy.run_path(str(DOCS / "draw.py"))
@@ -22,6 +22,14 @@ def test_a_figure_can_be_drawn_and_is_there(name):
     finally:
         plt.close(figure)
     assert (DOCS / "figures" / f"{name}.png").exists()
+
+
+@pytest.mark.parametrize("name", DRAW["DRAWINGS"])
+def test_a_figure_is_no_wider_than_a_page(name):
+    figure = DRAW["DRAWINGS"][name]()
+    width = figure.get_figwidth()
+    plt.close(figure)
+    assert width <= WIDE
 
 
 def test_bars_of_the_overview_are_told_apart_by_everybody():
