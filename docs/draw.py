@@ -1,7 +1,7 @@
 """Draws figures of README and docs into docs/figures: `python docs/draw.py`, or with names of some.
 
 Numbers come from files that commands wrote, in evidence/data and beside the code: `klformer analyze` and
-`klformer bench attention`. The other figures of pages come from `klformer analyze`, `klformer bench` and
+`klformer bench`. The other figures of pages come from `klformer analyze`, `klformer bench` and
 `klformer report`, as those pages say.
 """
 
@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -22,13 +23,11 @@ from klformer.analysis.eigenvalues.command import draw_summary
 from klformer.analysis.evidence import chart, measure
 from klformer.analysis.gradients import command as gradients_command
 from klformer.analysis.pretraining import command as pretraining_command
-from klformer.analysis.variance.command import correlate, draw_bars, draw_correlations
-from klformer.plotting import COLOURS, FIXED, FROZEN, LEARNED, TRUTH, WIDE, plot_against_length, save
+from klformer.analysis.variance.command import correlate, draw_correlations, draw_dots
+from klformer.plotting import COLOURS, FIXED, FROZEN, LEARNED, STYLES, TRUTH, WIDE, plot_against_length, save
 
 FIGURES = Path(__file__).parent / "figures"
 EVIDENCE = Path(measure.__file__).with_name("measured.json")
-#: Made by `klformer bench attention`; the page on efficiency has the command.
-TIMES = FIGURES / "data" / "attention.json"
 DATA = Path(__file__).parent / "evidence" / "data"
 LRA = ("listops", "text", "retrieval", "image")
 KERNELS = tuple(f"{name}-{map_}" for map_ in ("rks", "prf") for name in ("gmm", "fastfood", "generative"))
@@ -70,24 +69,35 @@ def sparsity() -> Figure:
 
 def overview() -> Figure:
     """What learning a kernel does to accuracy, and what a kernel does to time."""
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(WIDE + 5, 3.8), layout="constrained", width_ratios=(1.2, 1.2, 1)
+    figure, panels = plt.subplot_mosaic(
+        [["recall", "sums"], ["time", "time"]], figsize=(WIDE, 6.4), layout="constrained", height_ratios=(1.25, 1)
     )
-    _learned_beside_frozen(left, _recalled(), "Recall of 16 pairs, three seeds")
-    _learned_beside_frozen(middle, _summed(), "Sums of 64 positions, three seeds")
-    measured = json.loads(TIMES.read_text())
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for result in measured["results"]:
-        lines.setdefault(result["name"], []).append((result["length"], result["seconds"]["median"]))
-    plot_against_length(right, lines)
-    colours = {"softmax": TRUTH, "performer": FIXED, "gmm-rks": GREEN, "generative-prf": LEARNED}
-    for line in right.lines:
+    recall, sums, time = panels.values()
+    _learned_beside_frozen(recall, _recalled(), "Recall of 16 pairs, three seeds")
+    _learned_beside_frozen(sums, _summed(), "Sums of 64 positions, three seeds")
+    sums.set_ylabel("")
+    columns = {1024: "1,024 tokens", 4096: "4,096", 16384: "16,384"}
+    colours = {"softmax": TRUTH, "gmm-rks": LEARNED, "generative-prf": GREEN, "performer": FIXED}
+    lines = {}
+    for row in _rows("readme"):
+        if row["setting"] == "attention-times":
+            name = row[""].split("`")[1]
+            lines[name] = [(length, _number(row[column]) / 1000) for length, column in columns.items()]
+    plot_against_length(time, lines)
+    for line in time.lines:
         line.set_color(colours[str(line.get_label())])
-    right.set_ylabel("seconds")
-    right.set_title("Forward and backward, one core")
-    right.legend()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=4, handlelength=1)
+    time.tick_params(axis="x", labelrotation=0)
+    time.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
+    time.set_ylabel("seconds")
+    time.set_title("Forward and backward, one core")
+    time.legend(loc="upper left")
+    figure.legend(*recall.get_legend_handles_labels(), loc="outside upper center", ncols=4, handlelength=1)
     return figure
+
+
+def _number(text: object) -> float:
+    """What a cell of a table has."""
+    return float(str(text).replace(",", ""))
 
 
 def _learned_beside_frozen(axes: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -124,11 +134,11 @@ def _bar(
 
 def architecture() -> Figure:
     """One layer: where the kernel is, and what is learned."""
-    figure, axes = plt.subplots(figsize=(WIDE + 1, 4.1), layout="constrained")
-    axes.set(xlim=(0, 18), ylim=(0, 8.2))
+    figure, axes = plt.subplots(figsize=(WIDE, 4.1), layout="constrained")
+    axes.set(xlim=(0, 18.05), ylim=(0, 8.2))
     axes.axis("off")
     boxes = {
-        "x": (0.2, 3.3, 1.9, 1.2, "tokens\n(B, L, model)", "white"),
+        "x": (0.05, 3.3, 2.2, 1.2, "tokens\n(B, L, model)", "white"),
         "proj": (2.9, 2.7, 2.0, 2.4, "projections\nq, k, v\n(B, H, L, D)", "#dbe9f4"),
         "noise": (2.9, 6.2, 2.0, 1.4, "noise,\nin a buffer", "#eeeeee"),
         "dist": (5.7, 6.2, 3.1, 1.4, "distribution\ngmm, fastfood,\ngenerative, atoms", "#fde9c8"),
@@ -143,8 +153,8 @@ def architecture() -> Figure:
         ),
         "env": (5.7, 0.3, 3.1, 1.4, "envelope, mask\nlog-weight of a key", "#eeeeee"),
         "state": (9.6, 3.3, 2.5, 1.8, "state, F x E\n" + r"$\sum_j\,\phi(k_j)\,v_j^T$", "#d8efe5"),
-        "read": (12.9, 3.3, 2.5, 1.8, r"$\phi(q_i)$ reads it," + "\nthen divides", "#d8efe5"),
-        "out": (16.0, 3.3, 1.9, 1.8, "output\n(B, L, model)", "white"),
+        "read": (12.75, 3.3, 2.5, 1.8, r"$\phi(q_i)$ reads it," + "\nthen divides", "#d8efe5"),
+        "out": (15.8, 3.3, 2.2, 1.8, "output\n(B, L, model)", "white"),
     }
     for left, bottom, width, height, text, colour in boxes.values():
         axes.add_patch(
@@ -157,7 +167,7 @@ def architecture() -> Figure:
                 edgecolor=INK,
             )
         )
-        axes.text(left + width / 2, bottom + height / 2, text, ha="center", va="center", fontsize=9.5)
+        axes.text(left + width / 2, bottom + height / 2, text, ha="center", va="center", fontsize=9)
     across = [("x", "proj"), ("proj", "map"), ("map", "state"), ("state", "read"), ("read", "out")]
     across += [("noise", "dist"), ("dist", "omega")]
     for start, end in across:
@@ -165,12 +175,12 @@ def architecture() -> Figure:
         _arrow(axes, (a + w, b + h / 2), (c, d + e / 2))
     _arrow(axes, (10.85, 6.2), (8.8, 4.9))
     _arrow(axes, (7.25, 1.7), (7.25, 2.7))
-    axes.text(0.2, 7.3, "Learned: the blue\nand orange boxes.", fontsize=9.5, va="top")
+    axes.text(0.05, 7.5, "Learned: blue\nand orange.\nGiven: grey.", fontsize=9, va="top")
     axes.text(
         12.6,
         7.4,
         "Nothing of the size L x L\nor L x R is ever held.\nThe state is all that\ndecoding needs.",
-        fontsize=9.5,
+        fontsize=9,
         va="top",
     )
     return figure
@@ -250,40 +260,57 @@ def masks() -> Figure:
 
 
 def attention() -> Figure:
-    """Time of every attention against the length: kernels in colour, other attentions grey, all named at their ends."""
+    """Time of every attention against the length: on the left kernels, on the right other attentions."""
     lengths = ("ms, L=256", "512", "1,024", "2,048", "4,096", "8,192")
     tokens = [256 * 2**number for number in range(len(lengths))]
-    looks = {"rks": (LEARNED, "Fourier features"), "prf": (GREEN, "positive features"), "softmax": (TRUTH, "softmax")}
-    figure, axes = plt.subplots(figsize=(WIDE, 5.4), layout="constrained")
-    ends: dict[str, tuple[float, str]] = {}
-    for row in _rows("attentions"):
-        if row["setting"] != "time":
-            continue
-        name = row[""].strip("`")
-        kind = {"performer": "prf", "linear-elu": "elu"}.get(name, name.rpartition("-")[2])
-        colour, label = looks.get(kind, (FIXED, "a fixed map") if kind == "elu" else ("#8a8f98", "other attentions"))
-        times = [float(str(row[length]).replace(",", "")) for length in lengths]
-        axes.plot(tokens, times, color=colour, label=label, linewidth=2.4 if kind == "softmax" else 1.4)
-        ends[name] = (times[-1], colour)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(tokens, [f"{number:,}" for number in tokens])
-    axes.set(xlabel="tokens L", ylabel="ms, forward and backward", xlim=(tokens[0], tokens[-1] * 2.6))
-    axes.grid(alpha=0.3)
-    lowest = 0.0
-    for name, (time, colour) in sorted(ends.items(), key=lambda end: end[1][0]):
-        lowest = max(lowest * 1.27, time)  # names do not touch
-        axes.annotate(name, (tokens[-1], time), (tokens[-1] * 1.15, lowest), color=colour, va="center", fontsize=10)
-        axes.plot([tokens[-1], tokens[-1] * 1.13], [time, lowest], color=colour, linewidth=0.5)
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    axes.legend(once.values(), once.keys(), loc="upper left")
+    times = {
+        row[""].strip("`"): [_number(row[length]) for length in lengths]
+        for row in _rows("attentions")
+        if row["setting"] == "time"
+    }
+    groups = {"rks": LEARNED, "prf": GREEN, "elu": FIXED}
+    members = {
+        kind: [name for name in times if {"performer": "prf"}.get(name, name.rpartition("-")[2]) == kind]
+        for kind in groups
+    }
+    others = [name for name in times if name not in sum(members.values(), ["softmax"])]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDE, 4.8), layout="constrained", sharey=True)
+    for axes, title in ((left, "kernels and softmax"), (right, "other attentions and softmax")):
+        axes.plot(tokens, times["softmax"], color=TRUTH, linewidth=2.6)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(tokens, [f"{number:,}" for number in tokens], rotation=35, ha="right", rotation_mode="anchor")
+        axes.set(title=title, xlabel="tokens L", xlim=(tokens[0], tokens[-1] * 14))
+        axes.yaxis.set_major_formatter(lambda time, _: f"{time:,.0f}")
+        axes.grid(alpha=0.3)
+    left.set_ylabel("ms, forward and backward")
+    for number, (kind, colour) in enumerate(groups.items()):
+        for name in members[kind]:
+            left.plot(tokens, times[name], STYLES[number], color=colour, linewidth=1.4)
+    ends = {kind: sum(times[name][-1] for name in members[kind]) / len(members[kind]) for kind in groups}
+    _name_ends(left, tokens[-1], {"softmax": times["softmax"][-1], "linear-elu": ends["elu"]}, [TRUTH, FIXED])
+    for kind, height in (("rks", 2.4), ("prf", 1.05)):
+        names = ", ".join(name.removesuffix(f"-{kind}") for name in members[kind])
+        left.text(tokens[-1] * 1.2, ends[kind] * height, fill(f"{kind}: {names}", 20), color=groups[kind], va="center")
+    for name in others:
+        right.plot(tokens, times[name], color="#6b7078", linewidth=1.4)
+    last = {name: times[name][-1] for name in (*others, "softmax")}
+    _name_ends(right, tokens[-1], last, ["#4a4f57"] * len(others) + [TRUTH])
     return figure
+
+
+def _name_ends(axes: Axes, place: float, ends: Mapping[str, float], colours: Sequence[str]) -> None:
+    """Names of lines at their right ends, apart from each other."""
+    lowest = 0.0
+    for (name, time), colour in sorted(zip(ends.items(), colours, strict=True), key=lambda end: end[0][1]):
+        lowest = max(lowest * 1.4, time)
+        axes.plot([place, place * 1.15], [time, lowest], color=colour, linewidth=0.5)
+        axes.text(place * 1.2, lowest, name, color=colour, va="center", fontsize=10)
 
 
 def variance() -> Figure:
     """The three measures of variance over draws, by attention and task."""
-    return draw_bars(_rows("variance"))
+    return draw_dots(_rows("variance"))
 
 
 def correlations() -> Figure:

@@ -1,7 +1,7 @@
 """A trained BERT becomes linear: its softmax attention is replaced by a kernel learned from its queries and keys.
 
-The model is a small one that learns to copy, so that the script needs no network. With a model of yours the lines after
-the training are the same. Needs the extra `hf`.
+The model is a small one that learns to copy. The script needs no network. With a model of yours the lines after the
+training are the same. Needs the extra `hf`.
 """
 
 import tempfile

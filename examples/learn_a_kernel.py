@@ -1,7 +1,7 @@
 """Gradient descent finds a kernel that was hidden in data: nothing else is there to be learned.
 
-Targets are outputs of attention with a periodic kernel. Queries, keys and values are given, so that no projection can
-do the kernel's work.
+Targets are outputs of attention with a periodic kernel. Queries, keys and values are given. No
+projection can do the kernel's work.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """A kernel of your own: frequencies from a Laplace distribution, whose widths are learned.
 
-The Fourier transform of a Laplace distribution is a product of Cauchy kernels, 1 / (1 + (b d)^2): heavy tails, so that
-keys far away from a query still count. The file is a plugin as well:
+The Fourier transform of a Laplace distribution is a product of Cauchy kernels, 1 / (1 + (b d)^2). Their tails are
+heavy: keys far away from a query still count. The file is a plugin as well:
 
     klformer --plugin examples/own_kernel.py train --task recall --attention laplace-rks
 """

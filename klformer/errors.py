@@ -8,11 +8,31 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something that the user can put right. The message says what is wrong, where, and what would be right."""
+    """Something that the user can put right. The message says what is wrong, where, and what would be right.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.errors import UserError
+        >>> try:
+        ...     klformer.build_attention("gmm-rsk", num_heads=2, head_dim=8)
+        ... except UserError as error:
+        ...     print(str(error).partition(";")[0])
+        unknown attention 'gmm-rsk'
+    """
 
 
 class ArgumentError(UserError, ValueError):
-    """A value that is not allowed: the message names the argument, the value and what would be right."""
+    """A value that is not allowed: the message names the argument, the value and what would be right.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.errors import ArgumentError
+        >>> try:
+        ...     klformer.build_attention("gmm-rks", num_heads=0, head_dim=8)
+        ... except ArgumentError as error:
+        ...     print(isinstance(error, ValueError), error)
+        True num_heads must be at least 1, got 0
+    """
 
 
 class ArgumentTypeError(UserError, TypeError):

@@ -2,18 +2,16 @@
 
 from klformer.cli.command import group
 
-COMMAND = group(
-    "benchmark",
-    "Measure speed and memory.",
-    {
-        "attention": "klformer.bench.attention",
-        "model": "klformer.bench.model.command",
-        "ops": "klformer.bench.ops",
-        "peers": "klformer.bench.peers",
-        "layer": "klformer.bench.layer",
-        "decode": "klformer.bench.decode",
-        "sequence": "klformer.bench.sequence",
-        "fastfood": "klformer.bench.fastfood",
-        "denominators": "klformer.bench.denominators",
-    },
-)
+#: By name, the module with `run(options)`.
+BENCHMARKS = {
+    "attention": "klformer.bench.attention",
+    "model": "klformer.bench.model.command",
+    "ops": "klformer.bench.ops",
+    "peers": "klformer.bench.peers",
+    "layer": "klformer.bench.layer",
+    "decode": "klformer.bench.decode",
+    "sequence": "klformer.bench.sequence",
+    "fastfood": "klformer.bench.fastfood",
+    "denominators": "klformer.bench.denominators",
+}
+COMMAND = group("benchmark", "Measure speed and memory.", BENCHMARKS)

@@ -28,6 +28,17 @@ class Batch:
         second: The other side of pairs, padded by itself; None if there is none.
         second_mask: Its mask.
         num_tokens: Real tokens of both sides.
+
+    Examples:
+        >>> import numpy as np
+        >>> from klformer.data import Examples, Sequences, collate
+        >>> sequences = Sequences.from_list([np.array([5, 6, 7, 8]), np.array([9])])
+        >>> batch = collate(Examples(sequences, np.array([1, 0])), np.arange(2))
+        >>> len(batch), batch.num_tokens, batch.num_padded
+        (2, 5, 8)
+        >>> half, start = batch.part(1, 2, of_positions=False)
+        >>> half.to("cpu").inputs.tolist(), start
+        ([[7, 8], [0, 0]], 2)
     """
 
     inputs: Tensor
@@ -50,6 +61,8 @@ class Batch:
         """One of `count` nearly equal parts along the length, and where it begins; both sides of pairs are cut.
 
         Args:
+            index: Which part, from 0.
+            count: How many parts there are.
             of_positions: Targets are of positions, and cut as well.
         """
 
@@ -70,7 +83,11 @@ class Batch:
         return part, sum(x.shape[1] for x in self.key_mask.tensor_split(count, 1)[:index])
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on another device."""
+        """The batch on another device.
+
+        Args:
+            device: Where it goes, as torch names it.
+        """
         return replace(
             self,
             inputs=self.inputs.to(device),
@@ -86,11 +103,22 @@ def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None)
     """The chosen examples as a batch, padded to its longest sequence.
 
     Args:
+        examples: What is chosen from.
         indices: (B,), at least one.
         pad_to: Pad to this length instead.
 
     Raises:
         ValueError: there is nothing to batch, or a sequence is longer than `pad_to`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from klformer.data import Examples, Sequences, collate
+        >>> sequences = Sequences.from_list([np.array([5, 6]), np.array([7]), np.array([8, 9, 10])])
+        >>> batch = collate(Examples(sequences, np.array([1, 0, 1])), np.array([0, 1]))
+        >>> batch.inputs.tolist(), batch.key_mask.tolist()
+        ([[5, 6], [7, 0]], [[True, True], [True, False]])
+        >>> batch.targets.tolist(), batch.ids.tolist()
+        ([1, 0], [0, 1])
     """
     if len(indices) == 0:
         raise ArgumentError("a batch must have at least one example")

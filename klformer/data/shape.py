@@ -15,6 +15,12 @@ class InputShape:
         separator: Id between two texts in one sequence: what comes after it is of the second type.
         mask: Id that stands for a hidden token; None if there is none among `vocab_size`.
         specials: Ids that are never hidden and never guessed.
+
+    Examples:
+        >>> from klformer.data import InputShape
+        >>> texts = InputShape(max_len=512, vocab_size=259)
+        >>> texts.max_len, texts.input_dim, texts.is_pair
+        (512, None, False)
     """
 
     max_len: int

@@ -85,7 +85,7 @@ def _model_length(artist: Artist, number: int, benchmark: ModelBenchmark) -> Vie
 
 def _rounds(benchmark: ModelBenchmark) -> str:
     if benchmark.rounds == 1:
-        return "Figures are of one process for each attention, so that there is no spread."
+        return "Figures are of one process for each attention. There is no spread."
     processes = "several" if benchmark.rounds is None else f"{benchmark.rounds:,}"
     return f"Figures are medians of {processes} processes for each attention; small print: lowest to highest."
 

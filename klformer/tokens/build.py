@@ -12,9 +12,19 @@ from klformer.tokens.plain import Bytes, Characters
 def make_tokens(config: TokensConfig, texts: Iterable[str]) -> Tokens:
     """The tokens of a configuration; texts are looked at only if there is something to learn from them.
 
+    Args:
+        config: Which kind of tokens, and how many.
+        texts: Those of training.
+
     Raises:
         ArgumentError: a file is given for tokens that have none.
         DataError: the file is missing or malformed.
+
+    Examples:
+        >>> from klformer.tokens import TokensConfig, make_tokens
+        >>> tokens = make_tokens(TokensConfig(kind="characters"), ["abba"])
+        >>> tokens.vocab_size, tokens.mask, tokens.encode(["ab?"])[0].tolist()
+        (6, 3, [4, 5, 1])
     """
     if config.kind in ("bytes", "characters"):
         if config.file is not None:

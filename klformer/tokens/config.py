@@ -11,7 +11,13 @@ Kind = Literal["bytes", "characters", "wordpiece", "bpe"]
 
 
 class TokensConfig(Config):
-    """How a text becomes a sequence."""
+    """How a text becomes a sequence.
+
+    Examples:
+        >>> from klformer.tokens import TokensConfig
+        >>> TokensConfig().kind, TokensConfig(kind="bpe", vocab_size=1000).vocab_size
+        ('bytes', 1000)
+    """
 
     kind: Kind = "bytes"
     """bytes: of UTF-8, any language and no vocabulary. characters: those of the training texts. wordpiece and bpe:

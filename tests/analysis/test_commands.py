@@ -132,22 +132,31 @@ def test_correlations_are_of_one_task():
     assert lines[-1] == "no R^2 for text: it takes 3 runs of the task, there are 2"
     figure = variance.draw_correlations(rows, found)
     assert [axes.get_title() for axes in figure.axes][::3] == [
-        "sparsity 0.5: R² not defined, 3 runs",
-        "sparsity 0.1: R² 0.00, 3 runs",
+        "sparsity 0.5, 3 runs\nR² not defined",
+        "sparsity 0.1, 3 runs\nR² 0.00",
     ]
     # All seeds of an attention look alike.
     assert all([len(points.get_offsets()) for points in axes.collections] == [3] for axes in figure.axes)
     plt.close(figure)
 
 
-def test_bars_are_means_over_seeds_with_their_standard_error():
+def test_dots_are_means_over_seeds_with_their_standard_error():
     rows = [measured(f"a{seed}", "text", rsd, 1.0, 1.0) for seed, rsd in enumerate((1.0, 3.0))]
-    figure = variance.draw_bars([*rows, measured("b0", "text", 5.0, 1.0, 1.0)])
+    figure = variance.draw_dots([*rows, measured("b0", "text", 5.0, 1.0, 1.0)])
     first = figure.axes[0]
-    assert [bar.get_width() for bar in first.patches] == [2.0, 5.0]
+    assert [dot[0].get_xdata().item() for dot in first.containers] == [2.0, 5.0]
     assert [label.get_text() for label in first.get_yticklabels()] == ["a", "b"]
-    segments = first.collections[0].get_segments()
+    segments = [segment for bars in first.collections for segment in bars.get_segments()]
     assert [(ends[0][0], ends[1][0]) for ends in segments] == [(1.0, 3.0), (5.0, 5.0)]
+    plt.close(figure)
+
+
+def test_dots_have_the_colour_of_their_map():
+    names = ("gmm-rks", "gmm-prf:num_frequencies=8", "performer", "rbf-rks", "mine")
+    rows = [measured("a0", "text", 1.0, 1.0, 1.0) | {"attention": name} for name in names]
+    figure = variance.draw_dots(rows)
+    rks, prf, fixed = variance.KINDS.values()
+    assert [dot[0].get_color() for dot in figure.axes[0].containers] == [rks, prf, fixed, fixed, fixed]
     plt.close(figure)
 
 
@@ -155,7 +164,7 @@ def test_numbers_that_are_not_finite_are_null_and_missing_in_the_report(tmp_path
     rows = [measured("a1", "text", math.inf, 1.0, math.nan), measured("b1", "text", 0.5, 2.0, 1.0)]
     settings = {"r_squared": {"text": {"rsd-pi": math.nan}}, "nested": [(-math.inf, tmp_path)]}
     write_results(
-        tmp_path, "variance", caption="Caption.", rows=rows, settings=settings, figure=variance.draw_bars(rows)
+        tmp_path, "variance", caption="Caption.", rows=rows, settings=settings, figure=variance.draw_dots(rows)
     )
     assert [row["rsd"] for row in results(tmp_path, "variance")] == [None, 0.5]
     written = json.loads((tmp_path / "variance.json").read_text())["settings"]
@@ -318,6 +327,16 @@ def test_a_summary_of_eigenvalues_before_and_after():
     assert (list(before.get_xdata()), list(after.get_xdata())) == ([2.0], [2.0])
     assert [axes.get_title() for axes in figure.axes] == ["text", "retrieval"]
     plt.close(figure)
+
+
+def test_a_summary_leaves_out_what_did_not_move():
+    still = {"task": "text", "attention": "gmm-rks:frozen=true"}
+    still |= {f"{start}{name}": 1.0 for start in ("", "initial_") for name in ("minimum", "mean", "maximum")}
+    moved = still | {"attention": "gmm-rks", "mean": 2.0}
+    for rows, shown in (([moved, still], ["gmm-rks"]), ([still], ["gmm-rks:frozen=true"])):
+        figure = eigenvalues.draw_summary(rows)
+        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == shown
+        plt.close(figure)
 
 
 def test_kernel(runs, tmp_path, capsys):

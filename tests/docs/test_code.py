@@ -30,7 +30,35 @@ BLOCK = re.compile(
     r"(?P<comment><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```)?",
     re.DOTALL | re.MULTILINE,
 )
+#: A command with a plugin, in a block or between backticks: the plugin, and what follows it.
+PLUGIN = re.compile(r"(?:^ {4}|`)klformer --plugin (\S+) ([^`\n]+)", re.MULTILINE)
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text() and str(page.relative_to(ROOT)) not in ELSEWHERE]
+
+
+def plugins_of(page):
+    """The plugins that a page writes: its blocks of commands use them."""
+    used = re.findall(r"^ {4}klformer --plugin (\S+)", page.read_text(), flags=re.MULTILINE)
+    return set() if page.name in NO_PLUGIN else set(used)
+
+
+def commands_with(plugins):
+    """What follows these plugins in commands of all pages, in blocks, sentences and tables."""
+    for page in PAGES:
+        for plugin, line in PLUGIN.findall(page.read_text()):
+            if plugin in plugins:
+                yield line
+
+
+def test_plugins_of_commands_are_written_on_some_page():
+    written = set().union(*map(plugins_of, WITH_CODE))
+    for page in PAGES:
+        if page.name not in NO_PLUGIN:
+            assert {plugin for plugin, _ in PLUGIN.findall(page.read_text()) if plugin != "MODULE"} <= written, page
+
+
+def test_commands_with_a_plugin_are_found_in_tables():
+    assert "train --task recall --attention laplace-rks" in commands_with({"laplace.py"})
+    assert PLUGIN.findall("| a | `klformer --plugin a.py list` |") == [("a.py", "list")]
 
 
 def test_every_block_of_python_is_seen():
@@ -67,8 +95,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, home, monkeypatch)
             exec(compile(block["code"], str(page), "exec"), names)
         if block["output"] is not None:
             assert printed.getvalue() == block["output"]
-    # What the page registers is known now: its commands with a plugin are read, too.
-    for line in re.findall(r"^ {4}klformer --plugin \S+ (.*)$", page.read_text(), flags=re.MULTILINE):
+    # What the page registers is known now: commands with its plugin are read, too, here and on other pages.
+    for line in commands_with(plugins_of(page)):
         name, *arguments = shlex.split(line, comments=True)
-        if page.name not in NO_PLUGIN:
-            import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")
+        import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")

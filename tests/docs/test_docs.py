@@ -1,14 +1,20 @@
 """What the docs say is there: links lead somewhere, named files exist, and the command line reads the commands."""
 
+import argparse
+import inspect
 import json
 import re
+import runpy
 import shlex
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from klformer.cli.analyze import ANALYSES
+from klformer.cli.bench import BENCHMARKS
 from klformer.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +36,8 @@ INLINE = re.compile(rf"`{PREFIX}klformer +([^`]+)`")
 SCRIPT = re.compile(r"^python (?:-m pytest )?(?P<file>[\w./-]+\.py)\b")
 MODULE = re.compile(r"^python -m (?P<module>klformer[\w.]+)\b")
 ELSEWHERE = re.compile(r"^see (?P<file>[\w./-]+\.json)$")
+#: A script of the project with arguments.
+EXAMPLE = re.compile(r"^ {4}python (examples/[\w/]+\.py +\S.*)$", flags=re.MULTILINE)
 NO_COMMAND = ("the code block of the page", "no command was kept")
 LOOP = re.compile(r"^for (?P<variable>\w+) in (?P<values>.+); do$")
 #: Words that stand for whatever the reader has, where the command line knows the choices. Others are folders and files.
@@ -120,6 +128,52 @@ def read_by_the_command_line(words, place):
     name, *arguments = words
     assert name in COMMANDS, f"{place.name}: klformer {name} is no command"
     import_module(COMMANDS[name].module).COMMAND.parse(arguments, f"klformer {name}")
+
+
+class ArgumentsReadError(Exception):
+    """The arguments were read: the rest of the script is not for this test."""
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in EXAMPLE.findall(page.read_text())}))
+def test_arguments_of_examples_are_read_by_their_scripts(line, monkeypatch):
+    pytest.importorskip("transformers")
+    script, *arguments = shlex.split(line, comments=True)
+    read = argparse.ArgumentParser.parse_args
+
+    def stop(parser):
+        read(parser)
+        raise ArgumentsReadError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr("sys.argv", [script, *arguments])
+    monkeypatch.syspath_prepend(str((ROOT / script).parent))
+    with pytest.raises(ArgumentsReadError):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+def first_sentence(module):
+    """What the help of an analysis or a benchmark begins with."""
+    options = get_type_hints(import_module(module).run)["options"]
+    return inspect.getdoc(options).split("\n\n")[0].replace("\n", " ").removesuffix(".")
+
+
+def test_the_reference_has_every_command_with_its_help():
+    rows = re.findall(
+        r"^\| \[?`([\w]+)`[^|]*\| ([^|]+) \|", (ROOT / "docs/reference/commands.md").read_text(), re.MULTILINE
+    )
+    summaries = {name: entry.summary for name, entry in COMMANDS.items()}
+    groups = {name: first_sentence(module) for name, module in (ANALYSES | BENCHMARKS).items()}
+    assert rows == [*summaries.items(), *groups.items()]
+
+
+def test_every_command_of_the_reference_has_its_own_example():
+    text = (ROOT / "docs/reference/commands.md").read_text()
+    rows = re.findall(r"^\| \[?`(\w+)`[^|]*\|[^|]*\| `klformer (\w+)[^`]*` \|$", text, re.MULTILINE)
+    assert rows == [(name, name) for name in COMMANDS]
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
 def test_commands_are_found_behind_what_stands_before_them():

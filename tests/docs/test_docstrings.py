@@ -30,17 +30,7 @@ ROOT = Path(__file__).parents[2]
 REFERENCE = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
 LISTED = re.findall(r"^::: (\S+)$", REFERENCE, flags=re.MULTILINE)
 PUBLIC = sorted({*LISTED, *(f"klformer.{name}" for name in klformer.__all__), "klformer.nn.MultiheadAttention"})
-#: Not in the reference by themselves: what others of it return, or what pages speak of.
-BESIDES = [
-    "klformer.attention.kernelized.KernelizedAttention",
-    "klformer.distributed.parts_of",
-    "klformer.distributed.whole_sequences",
-    "klformer.ops.spectral_product.Backend",
-    "klformer.registry.Registry",
-    "klformer.runs.load.load_run",
-]
 every_name = pytest.mark.parametrize("name", PUBLIC)
-every_described_name = pytest.mark.parametrize("name", sorted({*PUBLIC, *BESIDES}))
 
 
 @cache
@@ -109,7 +99,7 @@ def shown_code(cls):
     return "\n".join(each.source for each in examples if doctest.SKIP not in each.options)
 
 
-CLASSES = [name for name in sorted({*PUBLIC, *BESIDES}) if inspect.isclass(found(name))]
+CLASSES = [name for name in PUBLIC if inspect.isclass(found(name))]
 METHODS = [(name, method) for name in CLASSES for method in public_methods(found(name))]
 every_method = pytest.mark.parametrize(("name", "method"), METHODS)
 
@@ -126,7 +116,7 @@ def test_it_is_in_the_reference(name):
     assert name in LISTED
 
 
-@every_described_name
+@every_name
 @pytest.mark.usefixtures("home", "registries")
 def test_its_example_runs(name):
     thing = found(name)
@@ -164,7 +154,7 @@ def test_a_method_is_described(name, method):
         assert "Returns:" in text or function.__annotations__["return"] is None, "it does not say what it returns"
 
 
-@every_described_name
+@every_name
 def test_its_arguments_are_described(name):
     thing = found(name)
     if inspect.isclass(thing):

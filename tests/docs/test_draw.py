@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from klformer.plotting import COLOURS, save
+from klformer.plotting import COLOURS, WIDE, save
 
 DOCS = Path(__file__).parents[2] / "docs"
 DRAW = runpy.run_path(str(DOCS / "draw.py"))
@@ -42,6 +42,14 @@ def test_a_figure_is_as_its_data_says(tmp_path, name):
     old, new = (np.asarray(image.convert("RGB"), float) / 255 for image in (kept, Image.open(tmp_path / "new.png")))
     assert old.shape == new.shape
     assert np.abs(old - new).mean() < TOLERANCE, "make figures draws it again"
+
+
+@pytest.mark.parametrize("name", DRAW["DRAWINGS"])
+def test_a_figure_is_no_wider_than_a_page(name):
+    figure = DRAW["DRAWINGS"][name]()
+    width = figure.get_figwidth()
+    plt.close(figure)
+    assert width <= WIDE
 
 
 def test_bars_of_the_overview_are_told_apart_by_everybody():

@@ -118,7 +118,7 @@ def test_memory_of_the_whole_model_against_length(tmp_path):
 def test_one_round_has_no_spread(tmp_path):
     path = write_models(tmp_path, tasks=("text",), repeats=1)
     assert all(not cell.note for row in speed_table("", read_benchmark(path).speed).rows for cell in row)
-    assert "one process for each attention, so that there is no spread" in text_of(page_of(tmp_path, tmp_path))
+    assert "one process for each attention. There is no spread" in text_of(page_of(tmp_path, tmp_path))
 
 
 def test_peers_are_compared(tmp_path):

@@ -16,7 +16,7 @@ from klformer.analysis.options import Count
 from klformer.analysis.output import print_table, write_results
 from klformer.analysis.seeds import over_seeds
 from klformer.errors import ArgumentError
-from klformer.plotting import COLOURS, LEARNED
+from klformer.plotting import COLOURS, LEARNED, WIDE
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
 from klformer.terminal import make_console
@@ -146,12 +146,14 @@ def _draw_line(axes: Axes, spectrum: HeadSpectrum, look: dict[str, Any]) -> None
 
 def draw_summary(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """One panel a task; of every attention the mean eigenvalue between the smallest and the largest, before training
-    and after."""
+    and after. What did not move at all, such as frozen kernels, is left out beside others."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     names = ("minimum", "mean", "maximum")
     values = [f"{prefix}{name}" for prefix in ("", "initial_") for name in names]
+    moved = [row for row in rows if any(row[name] != row[f"initial_{name}"] for name in names)]
+    rows = [row for row in rows if row["attention"] in {row["attention"] for row in moved or rows}]
     attentions = list(dict.fromkeys(row["attention"] for row in rows))
-    size = (5.5 * len(tasks), 1.6 + 0.42 * len(attentions))
+    size = (min(WIDE, 1.6 + 3.2 * len(tasks)), 1.7 + 0.42 * len(attentions))
     figure, panels = plt.subplots(1, len(tasks), figsize=size, layout="constrained", sharey=True, squeeze=False)
     for axes, task in zip(panels.flat, tasks, strict=True):
         of_task = over_seeds([row for row in rows if row["task"] == task], by=["attention"], values=values)
@@ -166,5 +168,6 @@ def draw_summary(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.grid(axis="x", alpha=0.3)
     panels[0, 0].set_yticks(range(len(attentions)), attentions)
     panels[0, 0].invert_yaxis()
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    title = "Line: from the smallest to the largest eigenvalue. Dot: their mean."
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, title=title)
     return figure

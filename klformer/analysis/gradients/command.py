@@ -11,6 +11,7 @@ import tyro
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from rich.progress import Progress
 
 from klformer.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
@@ -20,7 +21,7 @@ from klformer.analysis.seeds import over_seeds
 from klformer.data import Batch, collate
 from klformer.errors import ArgumentError, RunError
 from klformer.models import SequenceClassifier
-from klformer.plotting import COLOURS, MARKERS, STYLES
+from klformer.plotting import COLOURS, MARKERS, STYLES, WIDE
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
@@ -32,7 +33,7 @@ from klformer.training.progress import Reporter, make_reporter
 Row = dict[str, Any]
 
 CAPTION = (
-    "Left: validation accuracy against steps. Others: deviation of the gradients at the hidden units of the "
+    "Above: validation accuracy against steps. Below: deviation of the gradients at the hidden units of the "
     "classifier, when the accuracy first reached 20, 40, 60 and 80%, from {examples} validation examples "
     "under {draws} draws, in both readings of the paper: per pass, one value a draw, the gradient of the mean loss of "
     "all examples; per example, one value a draw and example, pooled."
@@ -165,33 +166,42 @@ def draw(rows: Sequence[Row], curves: Sequence[Row]) -> Figure:
     over seeds; colours by attention, dashes by task."""
     attentions = list(dict.fromkeys(row["attention"] for row in rows))
     tasks = sorted({row["task"] for row in rows})
-    figure = plt.figure(figsize=(13, 4.8), layout="constrained")
-    left, *others = figure.subplots(1, 1 + len(DEVIATIONS))
-    for attention, task in dict.fromkeys((row["attention"], row["task"]) for row in rows):
+    figure, panels = plt.subplot_mosaic(
+        [["curves", "curves"], [*DEVIATIONS]], figsize=(WIDE, 7.2), layout="constrained"
+    )
+    top, *others = panels.values()
+    lines = list(dict.fromkeys((row["attention"], row["task"]) for row in rows))
+    for number, (attention, task) in enumerate(lines):
+        shift = 1.6 * (number - (len(lines) - 1) / 2)  # bars stand side by side
         colour = COLOURS[attentions.index(attention) % len(COLOURS)]
         style, marker = (kinds[tasks.index(task) % len(kinds)] for kinds in (STYLES, MARKERS))
-        look = {"color": colour, "linestyle": style, "marker": marker, "markersize": 4}
-        _draw_curves(left, _of(curves, attention, task), look | {"label": f"{attention}, {task}"})
+        look: dict[str, Any] = {"color": colour, "linestyle": style, "marker": marker, "markersize": 4}
+        _draw_curves(top, _of(curves, attention, task), look | {"label": f"{attention}, {task}"})
         milestones = over_seeds(_of(rows, attention, task), by=["reached"], values=list(DEVIATIONS))
         for axes, column in zip(others, DEVIATIONS, strict=True):
             reached = [row for row in milestones if row[column] is not None]
             axes.errorbar(
-                [row["reached"] for row in reached],
+                [row["reached"] + shift for row in reached],
                 [row[column] for row in reached],
                 yerr=[row[f"{column}_error"] or 0 for row in reached],
-                capsize=2,
+                capsize=3,
+                elinewidth=1.2,
                 **look,
             )
-    left.set_xlabel("training step")
-    left.set_ylabel("validation accuracy, %")
+    top.set_xlabel("training step")
+    top.set_ylabel("validation accuracy, %")
     for axes, reading in zip(others, DEVIATIONS.values(), strict=True):
+        axes.set_title(f"deviation of the gradients, {reading}")
         axes.set_xlabel("validation accuracy first reached, %")
-        axes.set_ylabel(f"deviation of the gradients, {reading}")
+        axes.set_ylabel("times 1,000, log axis")
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{1000 * value:.3g}")
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set_xticks(MILESTONES)
-    for axes in (left, *others):
+    for axes in (top, *others):
         axes.grid(alpha=0.3)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(tasks)))
+    figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(tasks)))
     return figure
 
 

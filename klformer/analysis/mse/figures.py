@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from klformer.analysis.mse import lemma
 from klformer.analysis.mse import measure as mse
-from klformer.plotting import COLOURS, MARKERS
+from klformer.plotting import COLOURS, MARKERS, WIDE
 
 Row = dict[str, Any]
 
@@ -59,13 +59,13 @@ PANELS = (
 
 def draw_theorem(rows: Sequence[Row], grid: mse.Grid) -> Figure:
     """The error against the eigenvalues, |q - k|, |q + k| and m."""
-    figure, axes = plt.subplots(2, 2, figsize=(9.6, 8.4), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(WIDE, 7.6), layout="constrained")
     for axis, panel in zip(axes.flat, PANELS, strict=True):
         _draw_panel(axis, panel, rows, grid)
     for axis in axes[:, 0]:
         axis.set_ylabel("mean squared error")
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
@@ -119,7 +119,7 @@ def _draw_map(axis: Axes, number: int, name: mse.FeatureMap, x: list[float], pro
 
 def draw_lemma(rows: Sequence[Row]) -> Figure:
     """Estimated kernels against the distance, RKS and PRF side by side."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.8), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(WIDE, 4.4), layout="constrained")
     printed = {"rks": lemma.rks_printed, "prf": lemma.prf_printed}
     distances = [2.2 * step / 100 for step in range(1, 101)]
     for axis, (name, expectation) in zip(axes, printed.items(), strict=True):
@@ -146,5 +146,5 @@ def draw_lemma(rows: Sequence[Row]) -> Figure:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("estimated kernel")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
     return figure

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import Progress
 from torch import Tensor
@@ -23,7 +24,7 @@ from klformer.data import BucketSampler, Examples, collate
 from klformer.errors import ArgumentError
 from klformer.files import replacing
 from klformer.noise import has_noise
-from klformer.plotting import COLOURS, MARKERS, run_labels
+from klformer.plotting import COLOURS, FIXED, LEARNED, MARKERS, WIDE, run_labels
 from klformer.runs.load import LoadedRun, RunReader
 from klformer.runs.naming import attention_label, task_label
 from klformer.terminal import make_console
@@ -42,6 +43,9 @@ LIMIT = Count("limit", full=None, quick=200)
 FEWEST_RUNS = 3
 #: What is correlated: the paper's three measures, and the median of RSD, which examples near the decision do not rule.
 PAIRS = (*combinations(("rsd", "agv", "pi"), 2), ("rsd_median", "agv"), ("rsd_median", "pi"))
+#: Colours by what a kernel is made of.
+FOURIER, POSITIVE, FIXED_KERNEL = "Fourier features, rks", "positive features, prf", "a fixed kernel"
+KINDS = {FOURIER: LEARNED, POSITIVE: COLOURS[2], FIXED_KERNEL: FIXED}
 #: Draws of a batch that are kept in one file.
 BLOCK = 10
 
@@ -110,9 +114,12 @@ def run(options: VarianceAnalysis) -> None:
         console.print(line, highlight=False)
     settings = {"draws": draws, "split": options.split, "limit": limit, "r_squared": correlations}
     caption = CAPTION.format(draws=draws)
-    write_results(options.out, "variance", caption=caption, rows=rows, settings=settings, figure=draw_bars(rows))
+    write_results(options.out, "variance", caption=caption, rows=rows, settings=settings, figure=draw_dots(rows))
     if correlations:
-        caption = "The three measures against each other, one row of panels a task, one point a run."
+        caption = (
+            "The three measures against each other, one row of panels a task, one point a run. "
+            "R² is that of the values, not of their logarithms."
+        )
         compared = [row for row in rows if row["task"] in correlations]
         figure = draw_correlations(compared, correlations)
         write_results(
@@ -208,47 +215,79 @@ def _r_squared(value: float) -> str:
     return "not defined" if math.isnan(value) else f"{value:.2f}"
 
 
-def draw_bars(rows: Sequence[Row]) -> Figure:
-    """One panel a measure, one bar an attention with the standard error over its seeds: the paper's bar figure."""
-    panels = {"rsd": "RSD", "pi": "PI, % of draws", "agv": "AGV", "voting_accuracy": "voting accuracy, %"}
-    bars = over_seeds(rows, by=("attention", "task", "folder"), values=list(panels))
-    figure, all_axes = plt.subplots(
-        1, len(panels), figsize=(11, 1.8 + 0.28 * len(bars)), layout="constrained", sharey=True
-    )
-    for axes, (key, title), colour in zip(all_axes, panels.items(), COLOURS, strict=False):
+def draw_dots(rows: Sequence[Row]) -> Figure:
+    """One panel a measure, one dot an attention with the standard error over its seeds: the paper's bar figure."""
+    panels = {"rsd": "RSD, log axis", "pi": "PI, % of draws", "agv": "AGV", "voting_accuracy": "voting accuracy, %"}
+    dots = over_seeds(rows, by=("attention", "task", "folder"), values=list(panels))
+    height = 1.6 + 2 * (0.6 + 0.22 * len(dots))
+    figure, grid = plt.subplots(2, 2, figsize=(WIDE, height), layout="constrained", sharey=True)
+    for axes, (key, title) in zip(grid.flat, panels.items(), strict=True):
         factor = 100 if key == "voting_accuracy" else 1
-        lengths = [factor * (bar[key] or 0) for bar in bars]
-        errors = [factor * (bar[f"{key}_error"] or 0) for bar in bars]
-        drawn = axes.barh(range(len(bars)), lengths, xerr=errors, color=colour, height=0.7, error_kw={"capsize": 2})
-        texts = ["not finite" if bar[key] is None else f"{factor * bar[key]:.3g}" for bar in bars]
-        axes.bar_label(drawn, texts, padding=2, fontsize=9)
-        longest = max(length + error for length, error in zip(lengths, errors, strict=True)) or 1
-        start = min(0.98 * min(lengths), 1) if key == "agv" else 0
-        axes.set_xlim(start, longest + 0.25 * (longest - start))
+        for place, dot in enumerate(dots):
+            kind, colour = _kind(dot["attention"])
+            if dot[key] is not None:
+                value, error = factor * dot[key], factor * (dot[f"{key}_error"] or 0)
+                axes.errorbar(value, place, xerr=error, fmt="o", color=colour, capsize=2, label=kind)
+            text = "not finite" if dot[key] is None else f"{factor * dot[key]:.3g}"
+            axes.annotate(
+                text, (1, place), (4, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="center"
+            ).set_fontsize(9)
         axes.set_title(title)
-        axes.set_yticks(range(len(bars)), run_labels(bars))
-    all_axes[0].invert_yaxis()
+        axes.set_yticks(range(len(dots)), run_labels(dots))
+        axes.grid(alpha=0.3)
+        if key == "rsd":
+            _spread_out(axes, [dot[key] for dot in dots])
+    grid[0, 0].set_ylim(len(dots) - 0.5, -0.5)
+    figure.legend(*_once(grid.flat), loc="outside upper center", ncols=len(KINDS))
     return figure
+
+
+def _kind(attention: str) -> tuple[str, str]:
+    """What the kernel of an attention is, and its colour."""
+    name = attention.partition(":")[0]
+    learned = {"rks": FOURIER, "prf": POSITIVE}
+    kind = FIXED_KERNEL if name == "rbf-rks" else learned.get(name.rpartition("-")[2], FIXED_KERNEL)
+    return kind, KINDS[kind]
+
+
+def _spread_out(axes: Axes, values: Sequence[float | None]) -> None:
+    """A logarithmic axis, if every value that is there has a logarithm."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    if found and min(found) > 0:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _once(panels: Iterable[Axes]) -> tuple[list[Any], list[str]]:
+    """Handles and names for one legend of several panels."""
+    named: dict[str, Any] = {}
+    for axes in panels:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    return list(named.values()), list(named)
 
 
 def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Figure:
     """The paper's scatter plots, one row of panels a task, one point a run; all seeds of an attention look alike."""
-    titles = {"rsd": "RSD", "agv": "AGV", "pi": "PI, % of draws"}
-    height = 0.8 + 3.4 * len(correlations)
+    titles = {"rsd": "RSD, log axis", "agv": "AGV", "pi": "PI, % of draws"}
+    height = 1.0 + 2.7 * len(correlations)
     figure, grid = plt.subplots(
-        len(correlations), len(titles), figsize=(11, height), layout="constrained", squeeze=False
+        len(correlations), len(titles), figsize=(WIDE, height), layout="constrained", squeeze=False
     )
+    attentions = list(dict.fromkeys(row["attention"] for row in rows if row["task"] in correlations))
     for (task, values), panels in zip(correlations.items(), grid, strict=True):
         of_task = by_task(rows)[task]
-        attentions = list(dict.fromkeys(row["attention"] for row in of_task))
         for axes, (a, b) in zip(panels, combinations(titles, 2), strict=True):
             for number, attention in enumerate(attentions):
                 points = [(row[a], row[b]) for row in of_task if row["attention"] == attention]
                 marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-                axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=45, label=attention)
+                if points:
+                    axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=40, label=attention)
             axes.set_xlabel(titles[a])
             axes.set_ylabel(titles[b])
-            axes.set_title(f"{task}: R² {_r_squared(values[f'{a}-{b}'])}, {len(of_task)} runs")
+            axes.set_title(f"{task}, {len(of_task)} runs\nR² {_r_squared(values[f'{a}-{b}'])}")
             axes.grid(alpha=0.3)
-        panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+            if a == "rsd":
+                _spread_out(axes, [row[a] for row in of_task])
+    figure.legend(*_once(grid.flat), loc="outside upper center", ncols=4)
     return figure

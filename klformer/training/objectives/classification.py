@@ -29,6 +29,17 @@ class Classification(Objective):
 
     Args:
         num_classes: Number of classes; targets are 0 to num_classes - 1.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import Classification
+        >>> objective = Classification(num_classes=3)
+        >>> objective.selecting.name, objective.num_outputs
+        ('accuracy', 3)
+        >>> objective.measure(torch.tensor([0, 2, 1, 1]), torch.tensor([0, 2, 1, 0]))
+        {'accuracy': 0.75}
+        >>> objective.combine(torch.tensor([[0, 2], [1, 2], [1, 0]])).tolist()  # the vote of three draws
+        [1, 2]
     """
 
     metrics: ClassVar[Sequence[Metric]] = (Metric("accuracy", higher_is_better=True, percent=True),)
