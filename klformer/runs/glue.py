@@ -16,6 +16,7 @@ from klformer.errors import ArgumentError, RunError
 from klformer.files import write_json
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.glue_numbers import CELLS, MORE_CELLS, Cell, paper_row
 from klformer.runs.init_from import SAME
@@ -179,7 +180,6 @@ def _cells(task: str) -> list[Cell]:
 def _run_row(plan: Plan, start: Start, cell: Cell, rate: float, result: Mapping[str, Any]) -> dict[str, Any]:
     """One number of one run, and what it depends on."""
     task, metric, part = cell
-    environment = result["environment"]
     config = plan.config(start, task, rate, result["seed"])
     return {
         "setting": f"{setting_and_start(config)}: {'' if part == 'test' else part + ' '}{metric}, %",
@@ -189,14 +189,7 @@ def _run_row(plan: Plan, start: Start, cell: Cell, rate: float, result: Mapping[
         "learning_rate": rate,
         "test_examples": result[part]["num_examples"],
         "draws": result[part]["draws"],
-        "steps": result["steps"],
-        "best_step": result["best_step"],
-        "train_seconds": round(result["train_seconds"], 1),
-        "date": environment["date"],
-        "processor": environment["processor"],
-        "threads": environment["threads"],
-        "torch": environment["torch"],
-        "klformer": environment["klformer"],
+        **what_it_took(result),
     }
 
 

@@ -17,6 +17,7 @@ from klformer.analysis.output import print_table, write_results
 from klformer.attention import AttentionSpec
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
+from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.naming import selecting_metric, setting_and_start
@@ -116,7 +117,6 @@ def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, 
     """One number of one run, of which `first` is the selecting metric, and what it depends on."""
     result = folder.result()
     assert result is not None, "only finished runs are asked"
-    environment = result["environment"]
     return {
         "setting": number.setting,
         "attention": AttentionSpec.parse(result["attention"]).label(),
@@ -125,15 +125,7 @@ def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, 
         "over_draws": _over_draws(result) if number is first else None,
         "test_examples": result["test"]["num_examples"],
         "draws": result["test"]["draws"],
-        "steps": result["steps"],
-        "best_step": result["best_step"],
-        "train_tokens": result["train_tokens"],
-        "train_seconds": round(result["train_seconds"], 1),
-        "date": environment["date"],
-        "processor": environment["processor"],
-        "threads": environment["threads"],
-        "torch": environment["torch"],
-        "klformer": environment["klformer"],
+        **what_it_took(result),
     }
 
 

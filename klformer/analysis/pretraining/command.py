@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from klformer.analysis.output import print_table, write_results
 from klformer.errors import ArgumentError
 from klformer.plotting import MARKERS, WIDE, line_style
+from klformer.runs.facts import what_it_took
 from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
 from klformer.runs.naming import attention_label, setting_name
@@ -66,18 +67,15 @@ def run(options: PretrainingAnalysis) -> None:
 def _row(folder: RunFolder) -> Row:
     result = folder.result()
     assert result is not None, "only finished runs are asked"
-    test, unigram, environment = result["test"], result["unigram"], result["environment"]
+    test, unigram = result["test"], result["unigram"]
     return _known(folder) | {
         "masked_accuracy": 100 * test["masked_accuracy"],
         "perplexity": test["perplexity"],
         "over_draws": 100 * test["masked_accuracy_std"] if test["draws"] > 1 else None,
         "unigram_accuracy": 100 * unigram["masked_accuracy"],
         "unigram_perplexity": unigram["perplexity"],
-        "steps": result["steps"],
-        "train_tokens": result["train_tokens"],
-        "train_seconds": round(result["train_seconds"], 1),
         "parameters": result["parameters"],
-        **{name: environment[name] for name in ("date", "processor", "threads", "torch", "klformer")},
+        **what_it_took(result),
     }
 
 
