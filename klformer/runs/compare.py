@@ -14,7 +14,8 @@ from klformer.files import write_text
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.jobs import Job
-from klformer.runs.naming import combined_score, selecting_metric, setting_name
+from klformer.runs.naming import attention_label, combined_score, selecting_metric, setting_name
+from klformer.runs.rates import FIELD, at_rate, best_rate
 from klformer.runs.several import train_several
 from klformer.runs.sweep import Variant
 from klformer.runs.train import finished_result
@@ -35,6 +36,7 @@ def compare(
     reporter: Reporter,
     jobs: int = 1,
     labelled: Callable[[str], Reporter] = lambda label: SilentReporter(),
+    name: str | None = None,
 ) -> list[dict[str, Any]]:
     """Do every run that is not done yet, going on with those that were interrupted; returns all results.
 
@@ -44,6 +46,7 @@ def compare(
         reporter: Told what happens.
         jobs: Trainings side by side, in processes with one thread each.
         labelled: Gives the reporters of runs side by side, for a label each.
+        name: Of the file of all results, if not that of the task and the sweep.
 
     Raises:
         ArgumentError: two of the configurations are the same run, or `jobs` are asked of several processes.
@@ -61,8 +64,42 @@ def compare(
     made = train_several(runs, reporter=reporter, jobs=jobs, labelled=labelled)
     results = [result | {"variant": variant.label} for result, variant in zip(made, variants, strict=True)]
     if is_main_process():
-        write_text(folder / comparison_name(variants[0]), json.dumps(results, indent=2) + "\n")
+        write_text(folder / (name or comparison_name(variants[0])), json.dumps(results, indent=2) + "\n")
     return results
+
+
+def compare_at_best_rates(
+    configs: Sequence[ExperimentConfig], rates: Sequence[float], folder: Path, **how: Any
+) -> list[dict[str, Any]]:
+    """Try every learning rate with the first seed, and do the other seeds with the one that is best on validation.
+
+    Args:
+        configs: One for every attention and seed.
+        rates: Learning rates, the same for all attentions.
+        folder: Where the runs are. `comparison-<task>-<preset>.json` has those of the chosen rates, and
+            `comparison-<task>-<preset>-optimiser.learning_rate.json` all that were tried.
+        **how: As for `compare`.
+
+    Returns:
+        The results at the chosen rates, in the order of the configurations.
+
+    Raises:
+        ArgumentError: a learning rate is given twice or is not positive; and what `compare` raises.
+    """
+    if len(set(rates)) < len(rates) or min(rates) <= 0:
+        raise ArgumentError(f"learning rates must be positive, each once, got {' '.join(map(str, rates))}")
+    firsts = [config for config in configs if config.seed == configs[0].seed]
+    tried = compare([_with_rate(config, rate) for config in firsts for rate in rates], folder, **how)
+    chosen = {}
+    for number, config in enumerate(firsts):
+        results = tried[number * len(rates) : (number + 1) * len(rates)]
+        chosen[attention_label(config)] = best_rate(dict(zip(rates, results, strict=True)))
+    best = [_with_rate(config, chosen[attention_label(config)]) for config in configs]
+    return compare(best, folder, **how, name=comparison_name(Variant(configs[0])))
+
+
+def _with_rate(config: ExperimentConfig, rate: float) -> Variant:
+    return Variant(at_rate(config, rate), f"{FIELD}={rate:g}")
 
 
 def check_model(config: ExperimentConfig) -> None:

@@ -21,8 +21,9 @@ from klformer.runs.folder import RunFolder
 from klformer.runs.glue_numbers import CELLS, MORE_CELLS, Cell, paper_row
 from klformer.runs.init_from import SAME
 from klformer.runs.jobs import Job
-from klformer.runs.naming import attention_label, selecting_metric, setting_and_start
+from klformer.runs.naming import attention_label, setting_and_start
 from klformer.runs.presets import preset, usual_options
+from klformer.runs.rates import at_rate, best_rate, on_validation
 from klformer.tasks import TASKS
 from klformer.tasks.glue import GLUE_TASKS
 from klformer.training.processes import is_main_process
@@ -104,9 +105,8 @@ class Plan:
             data = data.model_copy(update={"max_len": min(longest, data.max_len or longest)})
         if self.max_steps is not None:
             training = training.model_copy(update={"max_steps": self.max_steps})
-        optimiser = config.optimiser.model_copy(update={"learning_rate": rate})
-        sections = {"data": data, "model": model, "training": training, "optimiser": optimiser}
-        return config.model_copy(update={**sections, "seed": seed, "init_from": start.run})
+        sections = {"data": data, "model": model, "training": training}
+        return at_rate(config.model_copy(update={**sections, "seed": seed, "init_from": start.run}), rate)
 
 
 #: Does runs and gives their results.
@@ -127,7 +127,7 @@ def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, train: Train)
     first, *others = plan.seeds
     pairs = [(number, task) for number in range(len(starts)) for task in plan.tasks]
     tried = results_of([(*pair, rate, first) for pair in pairs for rate in plan.learning_rates])
-    chosen = {pair: _best_rate([tried[*pair, rate, first] for rate in plan.learning_rates], plan) for pair in pairs}
+    chosen = {pair: best_rate({rate: tried[*pair, rate, first] for rate in plan.learning_rates}) for pair in pairs}
     done = tried | results_of([(*pair, rate, seed) for pair, rate in chosen.items() for seed in others])
     models, rows = [], []
     for number, start in enumerate(starts):
@@ -135,7 +135,7 @@ def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, train: Train)
         for task in plan.tasks:
             rate = chosen[number, task]
             results = [done[number, task, rate, seed] for seed in plan.seeds]
-            validation = {f"{rate:g}": _on_validation(tried[number, task, rate, first]) for rate in plan.learning_rates}
+            validation = {f"{rate:g}": on_validation(tried[number, task, rate, first]) for rate in plan.learning_rates}
             values = {_key(cell): [run[cell[2]][cell[1]] for run in results] for cell in _cells(task)}
             model["tasks"][task] = {"learning_rate": rate, "validation": validation, **values}
             rows += [_run_row(plan, start, cell, rate, run) for run in results for cell in _cells(task)]
@@ -160,17 +160,6 @@ def _results(
         config = plan.config(starts[number], task, rate, seed)
         runs.append(Job(config, folder / _plain(starts[number].name) / f"{task}-lr{rate:g}-seed{seed}"))
     return dict(zip(wanted, train(runs), strict=True))
-
-
-def _best_rate(results: Sequence[Mapping[str, Any]], plan: Plan) -> float:
-    """The learning rate of the run that is best on validation, of one for each of the plan's."""
-    metric = selecting_metric(results[0])
-    ranks = [metric.rank(_on_validation(result)) for result in results]
-    return plan.learning_rates[ranks.index(max(ranks))]
-
-
-def _on_validation(result: Mapping[str, Any]) -> float:
-    return result["validation"][result["metric"]]
 
 
 def _cells(task: str) -> list[Cell]:

@@ -115,3 +115,47 @@ def test_options_of_an_attention_are_swept_too(tmp_path):
     found = variants(tiny(tmp_path), ["attention.num_frequencies=4,8"])
     assert [variant.config.attention.options["num_frequencies"] for variant in found] == [4, 8]
     assert variants(tiny(tmp_path), []) == [Variant(tiny(tmp_path))]
+
+
+def test_every_attention_takes_the_learning_rate_that_is_best_on_validation(home, capsys):
+    arguments = ["compare", "--attentions", "gmm-rks", "softmax", "--seeds", "0", "1", *TINY]
+    out = run(capsys, *arguments, "--learning-rates", "1e-9", "1e-3")
+    runs = home / "runs"
+    results = {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/result.json")}
+    chosen = json.loads((runs / "comparison-sparsity0.5-laptop.json").read_text())
+    assert [(result["attention"].partition(":")[0], result["seed"]) for result in chosen] == [
+        ("gmm-rks", 0), ("softmax", 0), ("gmm-rks", 1), ("softmax", 1),
+    ]  # fmt: skip
+    for attention in ("gmm-rks", "softmax"):
+        name = f"sparsity0.5-laptop-{attention}-seed%d-optimiser.learning_rate=%s"
+        rates = {rate: results[name % (0, rate)]["validation"]["accuracy"] for rate in ("1e-09", "0.001")}
+        best = max(rates, key=lambda rate: (rates[rate], float(rate)))
+        [other] = set(rates) - {best}
+        assert name % (1, best) in results
+        assert name % (1, other) not in results
+        assert {result["variant"] for result in chosen if result["attention"].startswith(attention)} == {
+            f"optimiser.learning_rate={best}"
+        }
+    assert "on the test set" in out
+    assert len(results) == 6
+    assert run(capsys, *arguments, "--learning-rates", "1e-9", "1e-3").count("done already") == 4 + 4
+    evidence = run(capsys, "analyze", "evidence", "runs", "--out", "analysis")
+    assert "2 runs with learning rates that are not the best on validation are left out" in " ".join(evidence.split())
+    rows = json.loads((home / "analysis" / "runs.json").read_text())["rows"]
+    assert {(row["attention"].partition(":")[0], row["seed"]) for row in rows} == {
+        (attention, seed) for attention in ("gmm-rks", "softmax") for seed in (0, 1)
+    }
+    assert {row["learning_rate"] for row in rows} <= {1e-9, 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning-rates", "1e-3", "1e-3"], "learning rates must be positive, each once, got 0.001 0.001"),
+        (["--learning-rates", "0", "1e-3"], "learning rates must be positive"),
+        (["--learning-rates", "1e-3", "--sweep", "model.dropout=0,1"], "--learning-rates chooses and --sweep does not"),
+    ],
+)
+def test_learning_rates_that_can_not_be_tried_are_refused(home, capsys, arguments, message):
+    assert message in fails(capsys, 2, "compare", "--attentions", "softmax", *TINY, *arguments)
+    assert not (home / "runs").exists()

@@ -21,6 +21,7 @@ from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.naming import selecting_metric, setting_and_start
+from klformer.runs.rates import chosen_rate
 from klformer.tasks import Planted
 from klformer.training.progress import SilentReporter
 
@@ -36,7 +37,8 @@ DRAWS = Count("draws", full=50, quick=5)
 class EvidenceAnalysis:
     """Learned kernels beside the same kernels frozen, paired by seed: what learning is worth.
 
-    Runs of the task planted are compared by the error of their kernel as well. Example:
+    Runs of the task planted are compared by the error of their kernel as well. Of several learning rates, that is taken
+    which is best on validation at the first seed that has several. Example:
 
       klformer analyze evidence runs/recall-*
     """
@@ -61,9 +63,11 @@ def run(options: EvidenceAnalysis) -> None:
         ArgumentError: there is no finished run, or two of them can't be told apart.
     """
     draws = DRAWS.choose(options.draws, quick=options.quick)
-    folders = list(_finished(options.runs))
-    if not folders:
+    finished = list(_finished(options.runs))
+    if not finished:
         raise ArgumentError(f"no finished run in {', '.join(map(str, options.runs))}")
+    folders = _at_chosen_rates(finished)
+    left_out = len(finished) - len(folders)
     by_run = [(folder, list(_numbers(folder, draws))) for folder in folders]
     numbers = [number for _, found in by_run for number in found]
     rows = [comparison.as_row() for comparison in comparisons(numbers)]
@@ -74,6 +78,8 @@ def run(options: EvidenceAnalysis) -> None:
     (options.out / "evidence.md").write_text(markdown(rows))
     console = Console(width=max(140, Console().width))
     print_table(console, rows, CAPTION)
+    if left_out:
+        console.print(f"{left_out} runs with learning rates that are not the best on validation are left out")
     written = "evidence.json, .csv, .md, .svg and .png, and runs.json and .csv with one row a run"
     console.print(f"{written}, written to {options.out}", highlight=False)
 
@@ -87,6 +93,26 @@ def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
             if path.resolve() not in seen and folder.is_run() and folder.result() is not None:
                 seen.add(path.resolve())
                 yield folder
+
+
+def _at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """Without runs of learning rates that were tried and not chosen: what `klformer compare --learning-rates` makes."""
+    models: dict[tuple[str, str], list[RunFolder]] = {}
+    for folder in folders:
+        config = folder.config()
+        models.setdefault((setting_and_start(config), config.attention.label()), []).append(folder)
+    chosen = [
+        (runs, chosen_rate([(_seed(run), _rate(run), run.result() or {}) for run in runs])) for runs in models.values()
+    ]
+    return [run for runs, rate in chosen for run in runs if rate is None or _rate(run) == rate]
+
+
+def _seed(folder: RunFolder) -> int:
+    return folder.config().seed
+
+
+def _rate(folder: RunFolder) -> float:
+    return folder.config().optimiser.learning_rate
 
 
 def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
@@ -125,6 +151,7 @@ def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, 
         "over_draws": _over_draws(result) if number is first else None,
         "test_examples": result["test"]["num_examples"],
         "draws": result["test"]["draws"],
+        "learning_rate": _rate(folder),
         **what_it_took(result),
     }
 

@@ -1,0 +1,43 @@
+"""Learning rates: of several that are tried, the one that is best on validation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from klformer.runs.config import ExperimentConfig
+from klformer.runs.naming import selecting_metric
+
+FIELD = "optimiser.learning_rate"
+
+
+def at_rate(config: ExperimentConfig, rate: float) -> ExperimentConfig:
+    """The same run with another learning rate."""
+    optimiser = config.optimiser.model_copy(update={"learning_rate": rate})
+    return config.model_copy(update={"optimiser": optimiser})
+
+
+def best_rate(tried: Mapping[float, Mapping[str, Any]]) -> float:
+    """The learning rate that is best on validation; of equal ones, the largest.
+
+    Args:
+        tried: Results of runs that differ in nothing else, by their learning rates.
+    """
+    return max(tried, key=lambda rate: (selecting_metric(tried[rate]).rank(on_validation(tried[rate])), rate))
+
+
+def on_validation(result: Mapping[str, Any]) -> float:
+    """The metric that a run was selected by, on validation."""
+    value = result["validation"][result["metric"]]
+    return float(value)
+
+
+def chosen_rate(runs: Sequence[tuple[int, float, Mapping[str, Any]]]) -> float | None:
+    """The learning rate that is chosen by the first seed that was run with several; None if there is no such seed.
+
+    Args:
+        runs: Seed, learning rate and result of every run of one model.
+    """
+    by_seed: dict[int, dict[float, Mapping[str, Any]]] = {}
+    for seed, rate, result in runs:
+        by_seed.setdefault(seed, {})[rate] = result
+    first = next((by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) > 1), None)
+    return None if first is None else best_rate(first)
