@@ -36,15 +36,48 @@ class ArgumentError(UserError, ValueError):
 
 
 class ArgumentTypeError(UserError, TypeError):
-    """A value of the wrong type, or an argument that does not exist."""
+    """A value of the wrong type, or an argument that does not exist.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.errors import ArgumentTypeError
+        >>> try:
+        ...     klformer.build_attention("gmm-rks", num_heads=2, head_dim=8, num_frequency=64)
+        ... except ArgumentTypeError as error:
+        ...     print(str(error).partition("?")[0])
+        gmm-rks has no option 'num_frequency'; did you mean 'num_frequencies'
+    """
 
 
 class FileError(UserError):
-    """A file that can't be read, or not be written; what was there before is whole then."""
+    """A file that can't be read, or not be written; what was there before is whole then.
+
+    Examples:
+        >>> import klformer
+        >>> from klformer.errors import FileError
+        >>> try:
+        ...     klformer.KernelState.load("missing.safetensors")
+        ... except FileError as error:
+        ...     print(error)
+        can't read missing.safetensors: No such file or directory: missing.safetensors
+    """
 
 
 class DataError(UserError):
-    """Data that is missing, malformed or incomplete. The message says where, what is wrong and what would be right."""
+    """Data that is missing, malformed or incomplete. The message says where, what is wrong and what would be right.
+
+    Args:
+        problem: What is wrong.
+        file: The file that it is wrong in.
+        line: The line of a text, from 1.
+        row: The row of a table that has no lines.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from klformer.errors import DataError
+        >>> print(DataError("the text is empty", file=Path("reviews.csv"), line=7))
+        reviews.csv, line 7: the text is empty
+    """
 
     def __init__(
         self, problem: str, *, file: Path | None = None, line: int | None = None, row: int | None = None
@@ -54,7 +87,19 @@ class DataError(UserError):
 
 
 class RunError(UserError):
-    """A run that can't be read, gone on with or trained any further; the message says what is safe and what to do."""
+    """A run that can't be read, gone on with or trained any further; the message says what is safe and what to do.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from klformer.errors import RunError
+        >>> from klformer.runs.load import load_run
+        >>> from klformer.training.progress import SilentReporter
+        >>> try:
+        ...     load_run(Path("runs/missing"), SilentReporter())
+        ... except RunError as error:
+        ...     print(error)
+        there is no folder runs/missing
+    """
 
 
 class OtherProcessFailedError(Exception):

@@ -24,7 +24,18 @@ Batch = Mapping[str, Tensor]
 
 
 class ConversionError(UserError):
-    """A model that can't be converted; the message says why, and what would be right."""
+    """A model that can't be converted; the message says why, and what would be right.
+
+    Examples:
+        >>> import torch, klformer
+        >>> from klformer.conversion import ConversionError
+        >>> encoder = klformer.TransformerEncoder(klformer.EncoderConfig(attention="gmm-prf"))
+        >>> try:
+        ...     klformer.convert(encoder, [torch.randn(4, 16, 64) for _ in range(3)])
+        ... except ConversionError as error:
+        ...     print(str(error).partition(":")[0])
+        TransformerEncoder has no attention to convert
+    """
 
 
 @dataclass(frozen=True)

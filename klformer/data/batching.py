@@ -168,10 +168,21 @@ class BucketSampler:
     the batches are shuffled. Without `shuffle`, for evaluation, all are sorted by length.
 
     Args:
-        lengths: (N,).
+        lengths: (N,), of the examples.
         batch_size: Examples in a batch; the last one has what is left.
+        seed: Of the orders.
         shuffle: Draw a new order every epoch.
         window: Batches that are sorted together: more saves padding, fewer makes batches more random.
+
+    Raises:
+        ArgumentError: there are no examples, or a number is too small.
+
+    Examples:
+        >>> import numpy as np
+        >>> from klformer.data import BucketSampler
+        >>> sampler = BucketSampler(np.array([3, 90, 4, 80, 5]), batch_size=2, shuffle=False)
+        >>> len(sampler), [batch.tolist() for batch in sampler.batches(epoch=0)]
+        (3, [[0, 2], [4, 3], [1]])
     """
 
     def __init__(
@@ -199,7 +210,11 @@ class BucketSampler:
         return -(-len(self._lengths) // self._batch_size)
 
     def batches(self, epoch: int) -> list[IntArray]:
-        """The positions of the examples of every batch of an epoch."""
+        """The positions of the examples of every batch of an epoch.
+
+        Args:
+            epoch: Which one, from 0.
+        """
         generator = np.random.default_rng((self._seed, epoch))
         count = len(self._lengths)
         order = generator.permutation(count) if self._shuffle else np.arange(count)
@@ -222,6 +237,11 @@ class PaddingReport:
         real: Without padding.
         padded: With every batch padded to its own longest sequence.
         longest: With everything padded to the longest sequence of all.
+
+    Examples:
+        >>> from klformer.data import PaddingReport
+        >>> PaddingReport(real=90, padded=100, longest=400).saved
+        0.75
     """
 
     real: int
@@ -235,7 +255,21 @@ class PaddingReport:
 
 
 def padding_report(lengths: IntArray, batches: Iterable[IntArray]) -> PaddingReport:
-    """What padding costs for these batches, one side of pairs at a time."""
+    """What padding costs for these batches, one side of pairs at a time.
+
+    Args:
+        lengths: (N,), of the examples.
+        batches: The positions of the examples of each batch.
+
+    Raises:
+        ValueError: there are no examples.
+
+    Examples:
+        >>> import numpy as np
+        >>> from klformer.data import padding_report
+        >>> padding_report(np.array([3, 4, 90]), [np.array([0, 1]), np.array([2])])
+        PaddingReport(real=97, padded=98, longest=270)
+    """
     lengths = np.asarray(lengths)
     real = padded = count = 0
     for batch in batches:

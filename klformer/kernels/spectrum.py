@@ -132,3 +132,4 @@ class SpectralDistribution(Resampled):
 
 
 SPECTRA: Registry[type[SpectralDistribution]] = Registry("kernel")
+"""Learnable distributions of frequencies by name; `register_spectrum` adds one."""

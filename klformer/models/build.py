@@ -42,6 +42,17 @@ def build_classifier(
     Raises:
         ArgumentError: pairs with scores of positions, or a causal model that reads one vector off a sequence or has a
             convolution over neighbours.
+
+    Examples:
+        >>> import torch
+        >>> from klformer import AttentionSpec
+        >>> from klformer.models import ModelConfig, build_classifier
+        >>> config = ModelConfig(num_layers=1, model_dim=32, pooling="mean")
+        >>> model = build_classifier(
+        ...     config, AttentionSpec(name="gmm-prf"), max_len=100, num_outputs=2, vocab_size=257
+        ... )
+        >>> model(torch.randint(257, (4, 100))).shape
+        torch.Size([4, 2])
     """
     if of_positions and is_pair:
         raise ArgumentError("of_positions must be False for pairs of sequences")
@@ -93,6 +104,20 @@ def build_masked(
         max_len: Longest sequence.
         counts: (vocab_size,), how often each token is there in training.
         separator: Token between two texts in one sequence; None if there is none.
+
+    Raises:
+        ArgumentError: a size or an option does not fit the attention.
+
+    Examples:
+        The model begins with how often each token is there:
+
+        >>> import torch
+        >>> from klformer import AttentionSpec
+        >>> from klformer.models import ModelConfig, build_masked
+        >>> counts = torch.tensor([70, 20, 7])
+        >>> model = build_masked(ModelConfig(), AttentionSpec(name="gmm-prf"), max_len=10, counts=counts)
+        >>> model.head.bias.exp()
+        tensor([0.7100, 0.2100, 0.0800], grad_fn=<ExpBackward0>)
     """
     cls = config.pooling == "cls"
     embedding = _embedding(

@@ -88,7 +88,19 @@ class EncoderConfig(StackConfig):
 
 
 class ModelConfig(StackConfig):
-    """Sizes of the Transformer."""
+    """Sizes of the Transformer.
+
+    Raises:
+        ValueError: a size is not allowed.
+
+    Examples:
+        >>> from klformer import AttentionSpec
+        >>> from klformer.models import ModelConfig
+        >>> config = ModelConfig(num_layers=3, model_dim=32, positions="rotary")
+        >>> encoder = config.encoder(AttentionSpec(name="gmm-prf"), max_len=100)
+        >>> encoder.num_layers, encoder.rotary, encoder.max_len  # 100 tokens and CLS
+        (3, True, 101)
+    """
 
     head_dim: int = Field(16, ge=1)
     """Size of queries, keys and values of a head."""

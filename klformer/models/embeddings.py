@@ -71,6 +71,20 @@ class SequenceEmbedding(nn.Module):
             added to its positions. The separator belongs to the first.
         convolution_width: Add to every input a learned mixture of its neighbours, itself among them; 0 for none.
         dropout: Applied to the sum.
+
+    Raises:
+        ArgumentError: a size is not allowed, or not exactly one of `vocab_size` and `input_dim` is given.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.models import SequenceEmbedding
+        >>> embedding = SequenceEmbedding(model_dim=16, max_len=50, vocab_size=100)
+        >>> tokens = torch.tensor([[5, 6, 7], [8, 9, 0]])
+        >>> x, key_mask = embedding(tokens, torch.tensor([[True, True, True], [True, True, False]]))
+        >>> x.shape  # CLS and three tokens
+        torch.Size([2, 4, 16])
+        >>> key_mask.tolist()
+        [[True, True, True, True], [True, True, True, False]]
     """
 
     cls_token: nn.Parameter | None
@@ -133,6 +147,12 @@ class SequenceEmbedding(nn.Module):
             inputs: (B, L) token ids or (B, L, input_dim) vectors.
             key_mask: (B, L), True = keep.
             offset: Position of the first input, for decoding token by token; without CLS only.
+
+        Returns:
+            Inputs of a model (B, L or L + 1, model_dim), and their mask (B, L or L + 1); None if there was none.
+
+        Raises:
+            ArgumentError: the sequence is longer than `max_len`, or an offset is given where there is a CLS token.
         """
         if offset and self.cls_token is not None:
             raise ArgumentError(

@@ -9,7 +9,24 @@ from klformer.checks import check_choice, check_count
 
 
 class ClassifierHead(nn.Sequential):
-    """Linear, ReLU or tanh, Linear on one vector: (B, model_dim) -> (B, num_outputs)."""
+    """Linear, ReLU or tanh, Linear on one vector: (B, model_dim) -> (B, num_outputs).
+
+    Args:
+        model_dim: Size of the vector.
+        hidden_dim: Size of the hidden layer.
+        num_outputs: Number of scores: classes, or 1 for a regression.
+        activation: "relu" or "tanh", after the hidden layer.
+
+    Raises:
+        ArgumentError: a size is below 1, or there is no such activation.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.models import ClassifierHead
+        >>> head = ClassifierHead(model_dim=16, hidden_dim=32, num_outputs=3)
+        >>> head(torch.randn(4, 16)).shape
+        torch.Size([4, 3])
+    """
 
     def __init__(
         self, *, model_dim: int, hidden_dim: int, num_outputs: int, activation: Literal["relu", "tanh"] = "relu"
@@ -36,6 +53,16 @@ class PairClassifierHead(nn.Module):
         num_outputs: Number of scores: classes, or 1 for a regression.
         pair_features: "concat" gives the network both vectors, as in Long Range Arena; "difference" also the absolute
             value of their difference, as in Sentence-BERT, from which a comparison is learned much sooner.
+
+    Raises:
+        ArgumentError: a size is too small, or there are no such features.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.models import PairClassifierHead
+        >>> head = PairClassifierHead(model_dim=16, hidden_dim=32, num_outputs=2, pair_features="difference")
+        >>> head(torch.randn(4, 16), torch.randn(4, 16)).shape
+        torch.Size([4, 2])
     """
 
     def __init__(
@@ -60,7 +87,12 @@ class PairClassifierHead(nn.Module):
         )
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Scores (B, num_outputs) of the pairs."""
+        """Scores (B, num_outputs) of the pairs.
+
+        Args:
+            first: (B, model_dim), a vector of each first side.
+            second: (B, model_dim), a vector of each second side.
+        """
         vectors = [first, second]
         if self.pair_features == "difference":
             vectors.append((first - second).abs())

@@ -31,7 +31,26 @@ class MaskedHead(nn.Module):
 
 
 class MaskedLanguageModel(nn.Module):
-    """Scores of the vocabulary at some positions of sequences."""
+    """Scores of the vocabulary at some positions of sequences.
+
+    `build_masked` puts one together from a configuration.
+
+    Args:
+        embedding: From tokens to inputs of the encoder.
+        encoder: Layers of the model's size.
+        head: From a vector to the scores of all tokens.
+
+    Examples:
+        >>> import torch
+        >>> from klformer import AttentionSpec
+        >>> from klformer.models import ModelConfig, build_masked
+        >>> model = build_masked(ModelConfig(), AttentionSpec(name="gmm-prf"), max_len=50, counts=torch.ones(100))
+        >>> tokens = torch.randint(100, (2, 50))
+        >>> asked = torch.zeros(2, 50, dtype=torch.bool)
+        >>> asked[:, :3] = True  # three tokens of each sequence
+        >>> model(tokens, None, asked).shape
+        torch.Size([6, 100])
+    """
 
     def __init__(self, embedding: SequenceEmbedding, encoder: TransformerEncoder, head: MaskedHead) -> None:
         super().__init__()
@@ -40,7 +59,13 @@ class MaskedLanguageModel(nn.Module):
         self.head = head
 
     def forward(self, inputs: Tensor, key_mask: Tensor | None, asked: Tensor) -> Tensor:
-        """Tokens (B, L), key_mask (B, L) True = keep, asked (B, L) True = score -> (M, vocab_size), row by row."""
+        """Scores (M, vocab_size) of the M positions that are asked for, row by row.
+
+        Args:
+            inputs: Tokens (B, L).
+            key_mask: (B, L), True = keep; None if all are kept.
+            asked: (B, L), True = score.
+        """
         x, key_mask = self.embedding(inputs, key_mask)
         x = self.encoder(x, key_mask=key_mask)
         if self.embedding.holds_cls:

@@ -165,6 +165,9 @@ class Task(ABC):
 
         Returns:
             Sequences of at most `max_len`, each with its target.
+
+        Raises:
+            DataError: the data is missing or malformed.
         """
 
     def location(self) -> str:
@@ -178,7 +181,11 @@ class Task(ABC):
         )
 
     def objective(self) -> Objective:
-        """What is learned: classes, if nothing else is said."""
+        """What is learned: classes, if nothing else is said.
+
+        Raises:
+            ArgumentError: the data has no targets.
+        """
         return Classification(num_classes=self.num_classes)
 
     def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
@@ -201,7 +208,11 @@ class Task(ABC):
         return None
 
     def learn(self) -> Knowledge:
-        """What shape and objective depend on and only the training data tells, as JSON; nothing for most tasks."""
+        """What shape and objective depend on and only the training data tells, as JSON; nothing for most tasks.
+
+        Raises:
+            DataError: the training data is missing or malformed.
+        """
         return {}
 
     def know(self, knowledge: Knowledge) -> None:  # noqa: B027 - most tasks have nothing to know

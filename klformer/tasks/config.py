@@ -91,7 +91,17 @@ def _absolute(config: SomeConfig) -> SomeConfig:
 
 
 class GeneratedData(DataConfig):
-    """Data that is generated, where it is not read."""
+    """Data that is generated, where it is not read.
+
+    Raises:
+        ArgumentError: a value is not allowed.
+
+    Examples:
+        >>> from klformer.tasks import GeneratedData
+        >>> config = GeneratedData(num_examples=1000, max_len=100, seed=7)
+        >>> config.num_examples, config.max_len
+        (1000, 100)
+    """
 
     num_examples: int | None = Field(None, ge=1)
     """How many examples to generate (sparsity: in all, default 200000; listops: for training, default 96000)."""

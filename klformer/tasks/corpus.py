@@ -99,7 +99,28 @@ PRESETS: Mapping[str, Preset] = {
 
 
 class Corpus(Task):
-    """Texts to pretrain on."""
+    """Texts to pretrain on, cut into blocks of `max_len` tokens.
+
+    Args:
+        config: Where the texts are, and how they become tokens.
+        quiet: Say nothing while tokenising.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "poems.txt"
+        ...     _ = file.write_text("The rain is falling all around.\\n" * 100)
+        ...     config = TASKS["corpus"].data_config(train=file, tokens={"kind": "bytes"}, max_len=64)
+        ...     task = TASKS["corpus"](config, quiet=True)
+        ...     train = task.load("train")
+        >>> task.detail(), len(train), train.first[0].shape
+        ('poems', 38, (64,))
+    """
 
     name: ClassVar[str] = "corpus"
     title: ClassVar[str] = "Corpus"

@@ -60,7 +60,33 @@ class CsvData(DataConfig, TableFormat):
 
 
 class Csv(RowsTask):
-    """Tables of one's own."""
+    """Tables of one's own: a row is an example.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "reviews.csv"
+        ...     _ = file.write_text("text,label\\n" + "well done,good\\nso dull,bad\\n" * 10)
+        ...     task = TASKS["csv"](TASKS["csv"].data_config(train=file))
+        ...     rows = list(task.labelled("train"))
+        ...     new = list(task.unlabelled(file, ["label"]))
+        ...     sizes = len(task.load("train")), len(task.load("validation")), len(task.load("test"))
+        ...     names = task.class_names()
+        >>> sizes, names  # a tenth each is held out
+        ((16, 2, 2), ('bad', 'good'))
+
+        What it is made of: rows with a label, and rows of any file with what is kept of them.
+
+        >>> place, cells, label = rows[0]
+        >>> place.number, cells, label
+        (2, ('well done',), 'good')
+        >>> new[1][1:]
+        (('so dull',), ('bad',))
+        >>> task.kinds()[:2], task.parsed(place, ["very good"])
+        (('text', 'classes'), ('very good',))
+    """
 
     name: ClassVar[str] = "csv"
     title: ClassVar[str] = "Table"

@@ -53,7 +53,32 @@ class FolderData(DataConfig):
 
 
 class Folder(Task):
-    """Folders of images."""
+    """Folders of images: each folder is a class.
+
+    Args:
+        config: Where the images are, and what is made of them.
+        quiet: Say nothing while reading.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name, grey in (("day", 250), ("night", 5)):
+        ...         (Path(folder) / name).mkdir()
+        ...         for number in range(10):
+        ...             Image.new("L", (40, 30), grey).save(Path(folder) / name / f"{number}.png")
+        ...     task = TASKS["folder"](TASKS["folder"].data_config(root=folder, size=16, patch=4))
+        ...     train = task.load("train")
+        >>> task.class_names(), len(train)
+        (('day', 'night'), 16)
+        >>> train.first[0].shape  # 16 patches of 4 x 4 pixels
+        (16, 16)
+    """
 
     name: ClassVar[str] = "folder"
     title: ClassVar[str] = "Images"

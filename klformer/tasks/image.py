@@ -229,8 +229,23 @@ class Image(Task):
 
     Read from the official batches (python or binary), from arrays or from a folder of png images, each in the root or
     the root itself; where no root is given, else from the hub. No validation set comes with it: a random tenth of train
-    is held out under
-    "lra" (45,000 and 5,000), and `holdout_fraction` of it under "holdout".
+    is held out under "lra" (45,000 and 5,000), and `holdout_fraction` of it under "holdout".
+
+    `read_inputs` reads png images of 32 x 32 pixels.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part, size in (("train", 40), ("test", 10)):
+        ...         np.save(Path(folder) / f"{part}_x.npy", np.zeros((size, 32, 32), np.uint8))
+        ...         np.save(Path(folder) / f"{part}_y.npy", np.arange(size) % 10)
+        ...     task = TASKS["image"](TASKS["image"].data_config(root=folder))
+        ...     sizes = len(task.load("train")), len(task.load("validation")), len(task.load("test"))
+        >>> sizes, task.shape().vocab_size, task.max_len
+        ((36, 4, 10), 256, 1024)
     """
 
     name: ClassVar[str] = "image"
@@ -272,7 +287,6 @@ class Image(Task):
         return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        """Images of 32 x 32 pixels."""
         return chunks_of_images(path, keep, chunk, (".png",), lambda one: PngFolder.image(one)[: self.max_len])
 
 

@@ -79,6 +79,23 @@ class ListOps(Task):
     `num_examples` asks for a number of them, expressions with max_len / 4 < tokens < max_len are generated, which
     with the default of 2,000 are LRA's; expressions in files are cut at max_len. Validation and test have 2,000
     examples and depend on the seed, not on the size of the training set.
+    `read_inputs` reads expressions in the column `Source`, as LRA's files have them.
+
+    Args:
+        config: Where the data is, and how much of it is generated.
+        quiet: Say nothing while generating.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> import tempfile
+        >>> from klformer.tasks import TASKS, GeneratedData
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     task = TASKS["listops"](GeneratedData(root=folder, num_examples=100, max_len=40), quiet=True)
+        ...     train = task.load("train")
+        >>> len(train), task.num_classes, bool(train.first.lengths.max() < 40)
+        (100, 10, True)
     """
 
     name: ClassVar[str] = "listops"
@@ -173,8 +190,6 @@ class ListOps(Task):
         return examples
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        """Expressions in the column `Source`, as LRA's files have them."""
-
         def parse(place: Place, source: str) -> bytes:
             return _checked(source.encode(), place.path, place.number)[: self.max_len]
 

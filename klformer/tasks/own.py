@@ -35,18 +35,42 @@ class RowsTask(Task):
 
     @abstractmethod
     def labelled(self, part: Split) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
-        """The rows of a part: where each is, its cells, and its label."""
+        """The rows of a part.
+
+        Args:
+            part: "train", "validation" or "test".
+
+        Returns:
+            For each row where it is, its cells, and its label.
+
+        Raises:
+            DataError: the file is missing or malformed.
+        """
 
     @abstractmethod
     def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
-        """The rows of any file: where each is, its cells, and the fields of the columns to keep."""
+        """The rows of any file, whether they have labels or not.
+
+        Args:
+            path: The file.
+            keep: Columns whose fields are passed on.
+
+        Returns:
+            For each row where it is, its cells, and the fields of the columns to keep.
+
+        Raises:
+            DataError: the file is missing or malformed.
+        """
 
     @abstractmethod
     def kinds(self) -> tuple[InputKind, TargetKind, TokensConfig]:
-        """What inputs and targets are."""
+        """What inputs and targets are.
+
+        Returns:
+            The kind of the inputs, the kind of the targets, and how texts become sequences.
+        """
 
     def adopt(self, knowledge: Knowledge) -> None:
-        """Read texts with the tokens of another run, from which weights are taken."""
         self._adopted = knowledge.get("inputs", {})
 
     def learn(self) -> Knowledge:
@@ -115,6 +139,10 @@ class RowsTask(Task):
 
     def parsed(self, place: Place, cells: Sequence[Any]) -> Any:
         """The cells of a row, as inputs take them.
+
+        Args:
+            place: Where the row is, for errors.
+            cells: Its fields, one for each column of inputs.
 
         Raises:
             DataError: they can't be read; the message says where the row is.

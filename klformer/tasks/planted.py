@@ -64,7 +64,32 @@ class PlantedData(GeneratedData):
 
 class Planted(Task):
     """A number for every position; 2,000 sequences of 32 positions for training unless `num_examples` and `max_len` say
-    otherwise, and 200 each for validation and test."""
+    otherwise, and 200 each for validation and test.
+
+    Its model is one attention of one head on the given queries and keys.
+
+    Args:
+        config: Which kernel is planted, and in how many dimensions.
+        quiet: Say nothing while generating.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> import torch
+        >>> from klformer import AttentionSpec
+        >>> from klformer.tasks import TASKS
+        >>> task = TASKS["planted"](TASKS["planted"].data_config(kernel="gaussian", dim=2, num_examples=100))
+        >>> train = task.load("train")
+        >>> train.first[0].shape, train.targets.shape  # a query, a key and a value of each position
+        ((32, 5), (100, 32))
+        >>> q, k = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> task.kernel(q, k)
+        tensor([[1.0000, 0.1097]])
+        >>> model = task.model(AttentionSpec(name="gmm-rks"))
+        >>> model(torch.randn(4, 32, 5)).shape
+        torch.Size([4, 32, 1])
+    """
 
     name: ClassVar[str] = "planted"
     title: ClassVar[str] = "Planted"
@@ -102,12 +127,16 @@ class Planted(Task):
         return PositionRegression(max_len=self.max_len)
 
     def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module:
-        """One attention of one head on the given queries and keys."""
         chosen = attention if isinstance(attention, AttentionSpec) else attention[0]
         return KernelReadout(chosen, dim=self.config.dim, max_len=self.max_len)
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """The planted kernel of queries (..., L, D) and keys (..., S, D) as they are in the data: (..., L, S)."""
+        """The planted kernel (..., L, S) of queries and keys as they are in the data.
+
+        Args:
+            q: Queries (..., L, D).
+            k: Keys (..., S, D).
+        """
         scale = self.config.dim**-0.25
         return KERNELS[self.config.kernel](q * scale, k * scale)
 

@@ -107,7 +107,27 @@ class RecallData(GeneratedData):
 
 class Recall(Task):
     """Values of keys, each among `num_symbols`; 20,000 sequences for training unless `num_examples` says otherwise,
-    and 1,000 each for validation and test. They are generated in memory, in a second."""
+    and 1,000 each for validation and test. They are generated in memory, in a second.
+
+    Args:
+        config: How many pairs of how many symbols, and what is asked of them.
+        quiet: Say nothing while generating.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        Two pairs, then the key of one of them:
+
+        >>> import numpy as np
+        >>> from klformer.tasks import TASKS
+        >>> config = TASKS["recall"].data_config(num_pairs=2, num_symbols=4, num_queries=1, num_examples=100)
+        >>> train = TASKS["recall"](config).load("train")
+        >>> keys, values = np.split(train.first[0], 2, axis=-1)  # one-hot, (3, 4) each
+        >>> asked = keys[:2].argmax(-1).tolist().index(keys[2].argmax())
+        >>> bool(train.targets[0, 2] == values[asked].argmax())
+        True
+    """
 
     name: ClassVar[str] = "recall"
     title: ClassVar[str] = "Recall"

@@ -10,6 +10,7 @@ from klformer.tasks.config import DataConfig
 from klformer.tasks.presets import SECTIONS
 
 TASKS: Registry[type[Task]] = Registry("task")
+"""Classes of tasks by name; `register_task` adds one."""
 
 SomeTask = TypeVar("SomeTask", bound=type[Task])
 
@@ -46,15 +47,35 @@ def register_task(task: SomeTask) -> SomeTask:
 
 
 def task_names() -> list[str]:
-    """The names of all tasks."""
+    """The names of all tasks.
+
+    Examples:
+        >>> from klformer.tasks import task_names
+        >>> task_names()[:4]
+        ['listops', 'text', 'retrieval', 'image']
+        >>> "csv" in task_names()
+        True
+    """
     return list(TASKS)
 
 
 def build_task(name: str, config: DataConfig, *, quiet: bool = False) -> Task:
     """The task of that name.
 
+    Args:
+        name: What it is registered as; `task_names` has all.
+        config: Where the data is and how it is split; of the class that the task's `data_config` names.
+        quiet: Say nothing while generating.
+
     Raises:
-        ValueError: there is no such task, or the configuration does not fit it.
+        ArgumentError: there is no such task, or the configuration has a value that is not allowed.
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> from klformer.tasks import TASKS, build_task
+        >>> task = build_task("recall", TASKS["recall"].data_config(num_examples=100))
+        >>> len(task.load("train")), task.max_len
+        (100, 20)
     """
     return TASKS[name](config, quiet=quiet)
 

@@ -73,6 +73,19 @@ class Retrieval(Task):
     """Pairs of papers, two classes. The official validation file is used by both protocols.
 
     A pair may have an empty text, as papers without one are in the corpus; all of its positions are padding.
+    `read_inputs` reads pairs of texts in two columns, `text1` and `text2`.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "new_aan_pairs.train.tsv"
+        ...     _ = file.write_text("1.0\\tA1\\tA2\\tOn kernels.\\tMore on kernels.\\n")
+        ...     task = TASKS["retrieval"](TASKS["retrieval"].data_config(root=folder))
+        ...     train = task.load("train")
+        >>> train.first.lengths, train.second.lengths, train.targets  # in bytes
+        (array([11]), array([16]), array([1]))
     """
 
     name: ClassVar[str] = "retrieval"
@@ -107,7 +120,6 @@ class Retrieval(Task):
         return read_pairs(folder / FILES[part], self.max_len)
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        """Pairs of texts in two columns, `text1` and `text2`."""
         rows = rows_of_texts(path, ["text1", "text2"], keep, lambda _, text: text.encode()[: self.max_len])
 
         def sides(cells: list[list[bytes]]) -> tuple[Sequences, Sequences]:

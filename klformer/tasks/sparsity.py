@@ -94,6 +94,24 @@ class Sparsity(Task):
     The paper has 80% for training and the rest for validation, and no test set. "holdout" halves the rest into
     validation and test; "lra" reports on what it selects on, as the paper does: validation and test are both the
     whole rest.
+
+    Args:
+        config: How many sequences are generated, and how many positions matter.
+        quiet: Say nothing while generating.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+        ArgumentError: there are fewer than two examples of each class.
+
+    Examples:
+        >>> import tempfile
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = TASKS["sparsity"].data_config(root=folder, num_examples=900, max_len=50, sparsity=0.9)
+        ...     task = TASKS["sparsity"](config, quiet=True)
+        ...     sizes = len(task.load("train")), len(task.load("validation")), len(task.load("test"))
+        >>> task.label(), task.num_classes, sizes
+        ('Sparsity 0.9', 9, (720, 90, 90))
     """
 
     name: ClassVar[str] = "sparsity"
@@ -158,7 +176,7 @@ class Sparsity(Task):
         return examples.take(np.arange(start, end))
 
     def read(self, part: Split) -> Examples:
-        """All examples, of which the protocol takes its part."""
+        # All examples: the protocol takes its part of them.
         self.prepare()
         path, rows = self._generated.verified(_FILE)
         try:

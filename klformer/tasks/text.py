@@ -187,6 +187,19 @@ class Text(Task):
     Read from the tree `aclImdb` (in the root, or the root itself), else from tables in the root; where no root is
     given, else from the hub. There is no official validation set: "lra" validates on test, "holdout" on a part of
     train. A `validation` table is used by both.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part in ("train", "test"):
+        ...         file = Path(folder) / f"{part}.csv"
+        ...         _ = file.write_text("text,label\\n" + "well done,pos\\nso dull,neg\\n" * 10)
+        ...     task = TASKS["text"](TASKS["text"].data_config(root=folder, protocol="lra"))
+        ...     test = task.load("test")
+        >>> task.class_names(), len(test), test.first[1].tolist()  # id = byte + 1
+        (('neg', 'pos'), 20, [116, 112, 33, 101, 118, 109, 109])
     """
 
     name: ClassVar[str] = "text"

@@ -43,8 +43,17 @@ def make_tokens(config: TokensConfig, texts: Iterable[str]) -> Tokens:
 def tokens_from_json(content: dict[str, Any]) -> Tokens:
     """The tokens that `as_json` describes.
 
+    Args:
+        content: What `Tokens.as_json` gave.
+
     Raises:
         RunError: it does not.
+
+    Examples:
+        >>> from klformer.tokens import TokensConfig, make_tokens, tokens_from_json
+        >>> tokens = make_tokens(TokensConfig(kind="characters"), ["abba"])
+        >>> tokens_from_json(tokens.as_json()).encode(["ab"])[0].tolist()
+        [4, 5]
     """
     kind = content.get("kind")
     if kind == Bytes.kind:

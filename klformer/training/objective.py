@@ -158,6 +158,9 @@ class Objective(ABC):
 
         Returns:
             A number for each of `metrics`.
+
+        Raises:
+            ArgumentError: nothing was predicted.
         """
 
     @abstractmethod

@@ -118,8 +118,24 @@ def spectral_product(
 def attend(operands: SpectralOperands, *, backend: str = "auto", recompute: Recompute = "auto") -> Tensor:
     """The product of operands that are known to fit; shapes as in `spectral_product`.
 
+    Args:
+        operands: The kernel, and q (B, H, L, D), k (B, H, S, D) and v (B, H, S, E).
+        backend: As in `spectral_product`.
+        recompute: As in `spectral_product`.
+
+    Returns:
+        (B, H, L, E), in the type of v.
+
     Raises:
         ArgumentError: there is no such backend, or it can't serve the call.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.kernels import GaussianSpectrum, Kernel
+        >>> from klformer.ops.spectral_product import SpectralOperands, attend
+        >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8)).present()
+        >>> attend(SpectralOperands(kernel, *torch.randn(3, 1, 2, 5, 8))).shape
+        torch.Size([1, 2, 5, 8])
     """
     check_choice("recompute", recompute, ("auto", *RECOMPUTE.values()))
     if recompute != "auto":

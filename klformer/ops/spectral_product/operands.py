@@ -32,7 +32,15 @@ FLOOR = 0.5
 
 @dataclass(frozen=True)
 class SpectralKernel:
-    """A kernel with finitely many features, the same for all sequences; per head, or one for all heads."""
+    """A kernel with finitely many features, the same for all sequences; per head, or one for all heads.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.kernels import GaussianSpectrum, Kernel
+        >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8, num_frequencies=64)).present()
+        >>> kernel.feature_map.name, kernel.omega.shape  # one for both heads
+        ('prf', torch.Size([1, 64, 8]))
+    """
 
     feature_map: FeatureMap
     #: Frequencies (H or 1, R, D); None for a map without.
@@ -49,7 +57,23 @@ class SpectralKernel:
 
 @dataclass(frozen=True)
 class SpectralOperands:
-    """A kernel and the sequences: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E)."""
+    """A kernel and the sequences: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E).
+
+    Examples:
+        >>> import torch
+        >>> from klformer.kernels import GaussianSpectrum, Kernel
+        >>> from klformer.ops.spectral_product import SpectralOperands
+        >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8)).present()
+        >>> operands = SpectralOperands(kernel, *torch.randn(3, 1, 2, 5, 8), norm_coefficient=0.5)
+        >>> operands.weighted().key_bias.shape  # the envelope, written out
+        torch.Size([1, 2, 5])
+        >>> named = operands.tensors()
+        >>> list(named)
+        ['q', 'k', 'v', 'omega']
+        >>> again = SpectralOperands.from_tensors(list(named), list(named.values()), operands.map_code, causal=False)
+        >>> again.norm_coefficient
+        0.5
+    """
 
     kernel: SpectralKernel
     q: Tensor
@@ -137,7 +161,14 @@ class SpectralOperands:
     def from_tensors(
         names: Sequence[str], tensors: Sequence[Tensor], map_code: str, *, causal: bool
     ) -> "SpectralOperands":
-        """What `tensors()` and `map_code` were made of."""
+        """What `tensors()` and `map_code` were made of.
+
+        Args:
+            names: The names that `tensors()` gave.
+            tensors: Its tensors, in the same order.
+            map_code: The feature map and the envelope of the keys, as `map_code` has them.
+            causal: Query i sees keys 0 .. i only.
+        """
         named = dict(zip(names, tensors, strict=True))
         feature_map, *envelope = map_code.split()
         norms = [float(word) for word in envelope if word != "simplex"]
@@ -162,7 +193,24 @@ class SpectralOperands:
 
 
 def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
-    """Which keys are there, (B or 1, H or 1, S): those that the mask (B, S) keeps and whose log-weight is not -inf."""
+    """Which keys are there: those that the mask keeps and whose log-weight is not -inf.
+
+    Args:
+        key_mask: (B, S), True = keep; None if all are kept.
+        key_bias: Log-weights of the keys, (B or 1, H or 1, S); None if there are none.
+
+    Returns:
+        (B or 1, H or 1, S), True = keep; None if all are kept.
+
+    Raises:
+        RuntimeError: the shapes do not fit.
+
+    Examples:
+        >>> import math, torch
+        >>> from klformer.ops.spectral_product import kept_keys
+        >>> kept_keys(torch.tensor([[True, True, False]]), torch.tensor([[[0.0, -math.inf, 0.0]]]))
+        tensor([[[ True, False, False]]])
+    """
     kept = None if key_mask is None else key_mask[:, None]
     if key_bias is None:
         return kept

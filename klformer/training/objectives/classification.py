@@ -17,7 +17,26 @@ from klformer.training.objective import Objective
 
 
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """-log p(label), summed over examples: scores (B, K) -> (), (n, B, K) -> (n,)."""
+    """-log p(label), summed over examples.
+
+    Args:
+        scores: (B, K), of K classes; or (n, B, K), of n draws.
+        labels: (B,), from 0 to K - 1.
+
+    Returns:
+        A scalar; or (n,), one for each draw.
+
+    Raises:
+        IndexError: a label is no class.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import cross_entropy
+        >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2]))  # 3 log 4
+        tensor(4.1589)
+        >>> cross_entropy(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]))
+        tensor([4.1589, 4.1589])
+    """
     if scores.dim() == 2:
         return nn.functional.cross_entropy(scores, labels, reduction="sum")
     wanted = labels.expand(len(scores), -1)
@@ -29,6 +48,9 @@ class Classification(Objective):
 
     Args:
         num_classes: Number of classes; targets are 0 to num_classes - 1.
+
+    Raises:
+        ArgumentError: there are fewer than two classes.
 
     Examples:
         >>> import torch

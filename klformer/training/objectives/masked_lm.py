@@ -32,6 +32,23 @@ class MaskedLanguageModelling(Objective):
         mask: The token that hides another.
         specials: Tokens that are never asked for, nor put in another's place.
         counts: (vocab_size,), how often each token is there in training: what a model starts from.
+
+    Raises:
+        ArgumentError: the mask is no token, or all tokens are special.
+
+    Examples:
+        Of twenty tokens three are asked for, and most of these are hidden by the mask, which is 9 here:
+
+        >>> import numpy as np
+        >>> from klformer.data import Examples, Sequences, collate
+        >>> from klformer.data.sequences import IGNORED
+        >>> from klformer.training.objectives import MaskedLanguageModelling
+        >>> objective = MaskedLanguageModelling(vocab_size=10, mask=9, specials=(0,), counts=np.ones(10))
+        >>> sequences = Sequences.from_list([np.arange(20) % 8 + 1])
+        >>> batch = collate(Examples(sequences, np.zeros(1, np.int64)), np.arange(1))
+        >>> posed = objective.pose(batch, draw=(0, 1))
+        >>> int((posed.targets != IGNORED).sum()), bool((posed.inputs == 9).any())
+        (3, True)
     """
 
     metrics: ClassVar[Sequence[Metric]] = (
@@ -92,7 +109,7 @@ class MaskedLanguageModelling(Objective):
         return {"masked_accuracy": (outputs.argmax(-1) == _wanted(batch)).sum()}
 
     def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Of every sequence: tokens asked for, those that were right, and the sum of their losses."""
+        # Of every sequence: tokens asked for, those that were right, and the sum of their losses.
         right = (outputs.argmax(-1) == _wanted(batch)).float()
         kept = torch.stack([torch.ones_like(right), right, self._losses(outputs, batch)], -1)
         rows = (batch.targets != IGNORED).nonzero()[:, 0]
@@ -113,7 +130,7 @@ class MaskedLanguageModelling(Objective):
         return predictions.mean(0)
 
     def check_targets(self, targets: Tensor) -> None:
-        """Sequences bring no targets; whatever stands in their place is not looked at."""
+        pass  # sequences bring no targets; whatever stands in their place is not looked at
 
     def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
         return np.zeros(count, np.int64)

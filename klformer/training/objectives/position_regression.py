@@ -17,6 +17,18 @@ class PositionRegression(Regression):
 
     Args:
         max_len: Longest sequence: so many predictions are kept of an example.
+
+    Raises:
+        ArgumentError: `max_len` is below 1.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import PositionRegression
+        >>> objective = PositionRegression(max_len=3)
+        >>> targets = torch.tensor([[1.0, 2.0, 3.0]])
+        >>> objective.check_targets(targets)
+        >>> objective.measure(torch.tensor([[1.0, 2.0, 4.5]]), targets)["mse"]
+        0.75
     """
 
     of_positions = True

@@ -15,7 +15,16 @@ _ACCURACY = Metric("accuracy", higher_is_better=True, percent=True)
 
 
 class BinaryF1(Classification):
-    """Two classes, of which the second is the one to be found."""
+    """Two classes, of which the second is the one to be found.
+
+    F1 is the harmonic mean of precision and recall of that class.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import BinaryF1
+        >>> BinaryF1().measure(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 0, 0]))  # doctest: +ELLIPSIS
+        {'accuracy': 0.75, 'f1': 0.666...}
+    """
 
     metrics: ClassVar[Sequence[Metric]] = (_ACCURACY, Metric("f1", higher_is_better=True, percent=True))
 
@@ -30,7 +39,18 @@ class BinaryF1(Classification):
 
 
 class Matthews(Classification):
-    """Two classes of very different sizes, by Matthews' correlation."""
+    """Two classes of very different sizes, by Matthews' correlation.
+
+    It is 1 if all is right, 0 for guessing, and -1 if all is wrong.
+
+    Examples:
+        Always the commonest answer is often right, and worth nothing:
+
+        >>> import torch
+        >>> from klformer.training.objectives import Matthews
+        >>> Matthews().measure(torch.tensor([1, 1, 1, 1]), torch.tensor([1, 1, 1, 0]))
+        {'accuracy': 0.75, 'matthews': 0.0}
+    """
 
     metrics: ClassVar[Sequence[Metric]] = (Metric("matthews", higher_is_better=True), _ACCURACY)
 
@@ -48,7 +68,21 @@ class Matthews(Classification):
 
 
 class Correlation(Regression):
-    """A number, by its correlation with the target."""
+    """A number, by its correlation with the target.
+
+    Pearson's correlation is that of the numbers, Spearman's that of their ranks.
+
+    Args:
+        mean: As in `Regression`.
+        scale: As in `Regression`.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.training.objectives import Correlation
+        >>> found = Correlation().measure(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 2.0, 3.0]))
+        >>> {name: round(value, 2) for name, value in found.items()}
+        {'pearson': 0.92, 'spearman': 1.0, 'mse': 12.0}
+    """
 
     metrics: ClassVar[Sequence[Metric]] = (
         Metric("pearson", higher_is_better=True),
