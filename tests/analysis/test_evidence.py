@@ -67,6 +67,13 @@ def test_evidence_of_runs(tmp_path, capsys):
     assert (learned["attention"], frozen["attention"]) == (row["attention"], "gmm-rks:frozen=true,num_frequencies=8")
     assert (learned["value"], frozen["value"]) == (row["learned"], row["frozen"])
     assert learned["steps"] == 1
+    curve = json.loads((tmp_path / "out" / "runs-curves.json").read_text())["rows"]
+    assert [(point["attention"], point["seed"], point["step"]) for point in curve] == [
+        (learned["attention"], 0, 1),
+        (frozen["attention"], 0, 1),
+    ]
+    validation = json.loads((tmp_path / "runs" / "gmm-rks:num_frequencies=8" / "result.json").read_text())["validation"]
+    assert curve[0]["value"] == pytest.approx(100 * validation["accuracy"])
     assert (tmp_path / "out" / "evidence.png").stat().st_size > 10_000
     with pytest.raises(ArgumentError, match="no finished run"):
         run(EvidenceAnalysis(runs=(tmp_path / "nothing",)))

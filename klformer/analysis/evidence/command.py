@@ -30,6 +30,7 @@ CAPTION = (
     "deviation), and the mean difference of pairs of one seed with its standard error."
 )
 RUNS_CAPTION = "The same numbers run by run, with what it took to get them."
+CURVES_CAPTION = "The selecting metric on the validation set against steps, run by run."
 DRAWS = Count("draws", full=50, quick=5)
 
 
@@ -57,7 +58,7 @@ class EvidenceAnalysis:
 
 
 def run(options: EvidenceAnalysis) -> None:
-    """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs.csv, and print the table.
+    """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs-curves.json with .csv, and print the table.
 
     Raises:
         ArgumentError: there is no finished run, or two of them can't be told apart.
@@ -75,12 +76,14 @@ def run(options: EvidenceAnalysis) -> None:
     write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings, figure=draw(rows))
     runs = [_run_row(folder, number, found[0]) for folder, found in by_run for number in found]
     write_results(options.out, "runs", caption=RUNS_CAPTION, rows=runs, settings=settings)
+    curves = [point for folder, found in by_run for point in _curve(folder, found[0])]
+    write_results(options.out, "runs-curves", caption=CURVES_CAPTION, rows=curves, settings=settings)
     (options.out / "evidence.md").write_text(markdown(rows))
     console = Console(width=max(140, Console().width))
     print_table(console, rows, CAPTION)
     if left_out:
         console.print(f"{left_out} runs with learning rates that are not the best on validation are left out")
-    written = "evidence.json, .csv, .md, .svg and .png, and runs.json and .csv with one row a run"
+    written = "evidence.json, .csv, .md, .svg and .png, runs.json with one row a run, and runs-curves.json"
     console.print(f"{written}, written to {options.out}", highlight=False)
 
 
@@ -154,6 +157,17 @@ def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, 
         "learning_rate": _rate(folder),
         **what_it_took(result),
     }
+
+
+def _curve(folder: RunFolder, number: Measured) -> Iterator[dict[str, Any]]:
+    """One row an evaluation on the validation set."""
+    result = folder.result()
+    assert result is not None, "only finished runs are asked"
+    metric = selecting_metric(result)
+    attention = AttentionSpec.parse(result["attention"]).label()
+    for point in folder.metrics("validation"):
+        known = {"setting": number.setting, "attention": attention, "seed": number.seed}
+        yield known | {"step": point["step"], "value": metric.scaled(point[metric.name])}
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
