@@ -22,6 +22,7 @@ from klformer.errors import ArgumentError
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.naming import setting_name
 from klformer.runs.presets import preset
+from klformer.runs.folder import RunFolder
 from klformer.runs.train import train_run
 from klformer.training.progress import SilentReporter
 
@@ -72,7 +73,7 @@ def test_evidence_of_runs(tmp_path, capsys):
         (learned["attention"], 0, 1),
         (frozen["attention"], 0, 1),
     ]
-    validation = json.loads((tmp_path / "runs" / "gmm-rks:num_frequencies=8" / "result.json").read_text())["validation"]
+    (validation,) = RunFolder(tmp_path / "runs" / "gmm-rks:num_frequencies=8").metrics("validation")
     assert curve[0]["value"] == pytest.approx(100 * validation["accuracy"])
     assert (tmp_path / "out" / "evidence.png").stat().st_size > 10_000
     with pytest.raises(ArgumentError, match="no finished run"):
