@@ -6,6 +6,7 @@ Numbers come from files that commands wrote, in evidence/data and beside the cod
 """
 
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -333,6 +334,31 @@ def pretraining() -> Figure:
     return pretraining_command.draw(_rows("pretraining"), _rows("pretraining-curves"))
 
 
+def self_pretraining() -> Figure:
+    """Validation accuracy against all steps, those of pretraining included, from scratch and self-pretrained."""
+    rows = _rows("self-pretraining-curves")
+    figure, panels = plt.subplots(1, 2, figsize=(WIDE, 4.4), layout="constrained")
+    for axes, (task, title) in zip(panels, (("text", "Text"), ("listops", "ListOps")), strict=True):
+        names = dict.fromkeys(row["attention"] for row in rows if row["setting"].startswith(task))
+        for name, colour in zip(names, COLOURS, strict=False):
+            of_name = [row for row in rows if row["attention"] == name]
+            before = max(row["step"] for row in of_name if row["setting"].startswith(f"{task}-masked"))
+            for start, style, first in (("", "-", 0), ("-pretrained", "--", before)):
+                setting = f"{task}-laptop{start}: accuracy, %"
+                values: dict[int, list[float]] = {}
+                for row in of_name:
+                    if row["setting"] == setting:
+                        values.setdefault(first + row["step"], []).append(row["value"])
+                means = [statistics.fmean(found) for found in values.values()]
+                label = f"{name}, {'pretrained' if start else 'from scratch'}"
+                axes.plot(list(values), means, style, marker="o", markersize=4, color=colour, label=label)
+        axes.set(title=title, xlabel="steps, with those of pretraining", xlim=(0, None))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("validation accuracy, %")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
 DRAWINGS: dict[str, Callable[[], Figure]] = {
     "overview": overview,
     "architecture": architecture,
@@ -347,6 +373,7 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "eigenvalues": eigenvalues,
     "gradients": gradients,
     "pretraining": pretraining,
+    "self-pretraining": self_pretraining,
 }
 
 if __name__ == "__main__":

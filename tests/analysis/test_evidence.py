@@ -20,9 +20,9 @@ from klformer.analysis.pretraining.command import run as analyse_pretraining
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.folder import RunFolder
 from klformer.runs.naming import setting_name
 from klformer.runs.presets import preset
-from klformer.runs.folder import RunFolder
 from klformer.runs.train import train_run
 from klformer.training.progress import SilentReporter
 
