@@ -25,6 +25,7 @@ from klformer.analysis.evidence import chart, measure
 from klformer.analysis.gradients import command as gradients_command
 from klformer.analysis.pretraining import command as pretraining_command
 from klformer.analysis.variance.command import correlate, draw_correlations, draw_dots
+from klformer.bench.attention_tables import lengths_of, names_of, values_of
 from klformer.plotting import COLOURS, FIXED, FROZEN, LEARNED, STYLES, TRUTH, WIDE, plot_against_length, save
 
 FIGURES = Path(__file__).parent / "figures"
@@ -77,14 +78,8 @@ def overview() -> Figure:
     _learned_beside_frozen(recall, _recalled(), "Recall of 16 pairs, three seeds")
     _learned_beside_frozen(sums, _summed(), "Sums of 64 positions, three seeds")
     sums.set_ylabel("")
-    columns = {1024: "1,024 tokens", 4096: "4,096", 16384: "16,384"}
     colours = {"softmax": TRUTH, "gmm-rks": LEARNED, "generative-prf": GREEN, "performer": FIXED}
-    lines = {}
-    for row in _rows("readme"):
-        if row["setting"] == "attention-times":
-            name = row[""].split("`")[1]
-            lines[name] = [(length, _number(row[column]) / 1000) for length, column in columns.items()]
-    plot_against_length(time, lines)
+    plot_against_length(time, _times("readme", "attention-times"))
     for line in time.lines:
         line.set_color(colours[str(line.get_label())])
     time.tick_params(axis="x", labelrotation=0)
@@ -96,9 +91,11 @@ def overview() -> Figure:
     return figure
 
 
-def _number(text: object) -> float:
-    """What a cell of a table has."""
-    return float(str(text).replace(",", ""))
+def _times(file: str, setting: str) -> dict[str, list[tuple[int, float]]]:
+    """Lengths and seconds of every attention that `klformer bench attention` measured."""
+    rows = [row for row in _rows(file) if row["setting"] == setting]
+    lengths = lengths_of(rows)
+    return {name: list(zip(lengths, values_of(rows, name, "seconds"), strict=True)) for name in names_of(rows)}
 
 
 def _learned_beside_frozen(axes: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -262,13 +259,9 @@ def masks() -> Figure:
 
 def attention() -> Figure:
     """Time of every attention against the length: on the left kernels, on the right other attentions."""
-    lengths = ("ms, L=256", "512", "1,024", "2,048", "4,096", "8,192")
-    tokens = [256 * 2**number for number in range(len(lengths))]
-    times = {
-        row[""].strip("`"): [_number(row[length]) for length in lengths]
-        for row in _rows("attentions")
-        if row["setting"] == "time"
-    }
+    lines = _times("attentions", "time")
+    tokens = [length for length, _ in lines["softmax"]]
+    times = {name: [1000 * seconds for _, seconds in points] for name, points in lines.items()}
     groups = {"rks": LEARNED, "prf": GREEN, "elu": FIXED}
     members = {
         kind: [name for name in times if {"performer": "prf"}.get(name, name.rpartition("-")[2]) == kind]

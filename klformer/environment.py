@@ -1,6 +1,9 @@
-"""Versions and hardware, to be kept with every figure."""
+"""Versions, hardware and the command that was typed, to be kept with every figure."""
 
+import os
 import platform
+import shlex
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,19 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Date, machine and versions in words, to be printed with every figure."""
+    """The same with the day in place of the time, and the machine in words, to be printed with every figure."""
     found = describe_environment()
-    return {
-        "date": found["date"][:10],
-        "machine": f"{found['processor']}, {found['threads']} threads, torch {found['torch']}",
-    }
+    machine = f"{found['processor']}, {found['threads']} threads, torch {found['torch']}"
+    return found | {"date": found["date"][:10], "machine": machine}
+
+
+def typed_command() -> str:
+    """What started this process, as it is typed, with the number of threads that it was given."""
+    program, *arguments = sys.argv
+    name = Path(program).name
+    threads = os.environ.get("OMP_NUM_THREADS")
+    given = [] if threads is None else [f"OMP_NUM_THREADS={threads}"]
+    return shlex.join([*given, "klformer" if name == "__main__.py" else name, *arguments])
 
 
 def _processor() -> str:

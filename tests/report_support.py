@@ -14,7 +14,8 @@ from html.parser import HTMLParser
 import pytest
 
 from klformer.analysis.output import write_results
-from klformer.bench import attention, peers
+from klformer.bench import peers
+from klformer.bench.attention_tables import summarise
 from klformer.bench.measure import spread
 from klformer.bench.model import command as bench_model
 from klformer.bench.model.step import MATERIALISED, Seconds
@@ -123,7 +124,7 @@ def write_benchmark(path, machine="a machine"):
     sizes = {"length": 0, "batch": 1, "heads": 2, "head_dim": 8, "num_frequencies": 128}
     content = {"environment": {"date": "2026", "machine": machine}, "sizes": sizes, "results": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content | {"summary": attention.summarise(rows)}))
+    path.write_text(json.dumps(content | {"summary": summarise(rows)}))
 
 
 #: Seconds of a faked step, round by round.

@@ -11,7 +11,7 @@ LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "environm
 LEAVES += ["plotting", "plugins", "terminal"]
 MODEL = ["ops", "kernels", "attention", "nn", "models", "distributed", "conversion"]
 RUN = ["data", "tokens", "training", "tasks", "runs"]
-ORDER = [*LEAVES, *MODEL, *RUN, "analysis", "bench", "report", "cli", "testing"]
+ORDER = [*LEAVES, *MODEL, *RUN, "bench", "analysis", "report", "cli", "testing"]
 
 
 def imports_of(path):

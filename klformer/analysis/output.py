@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from klformer.environment import describe_environment
+from klformer.environment import describe_environment, typed_command
 from klformer.files import replacing, write_json
 from klformer.plotting import save
 
@@ -35,7 +35,13 @@ def write_results(
     Returns:
         What was written.
     """
-    report = {"caption": caption, "environment": describe_environment(), "settings": settings, "rows": rows}
+    report = {
+        "caption": caption,
+        "environment": describe_environment(),
+        "command": typed_command(),
+        "settings": settings,
+        "rows": rows,
+    }
     written = [folder / f"{name}.json", folder / f"{name}.csv"]
     write_json(written[0], report)
     write_csv(written[1], rows)
@@ -62,11 +68,12 @@ def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str)
         # Folded, not cut: names of runs differ at their ends.
         table.add_column(heading, justify="left" if isinstance(rows[0][column], str) else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(cell(value) for value in row.values()))
     console.print(table)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value in a table."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

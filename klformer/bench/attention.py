@@ -1,6 +1,6 @@
 """`klformer bench attention`: time and memory of every attention against the length of the sequence."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import attention_capabilities, attention_names, attention_options, build_attention
-from klformer.bench.measure import (
-    as_flags,
-    both_times,
-    crossover,
-    growth_power,
-    in_own_process,
-    measured_with_kept_memory,
-    show_power,
-    spread,
+from klformer.bench.attention_tables import (
+    lengths_of,
+    memory_columns,
+    names_of,
+    summarise,
+    time_columns,
+    values_of,
 )
+from klformer.bench.measure import as_flags, both_times, in_own_process, measured_with_kept_memory, spread
 from klformer.checks import check_choice
-from klformer.environment import describe_machine
+from klformer.environment import describe_machine, typed_command
 from klformer.errors import ArgumentError
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.plotting import plot_against_length, save
 from klformer.terminal import make_console
 
-#: In place of a crossover, where there is none because softmax is slower at every length.
-EVERYWHERE = "everywhere"
+CAPTION = "Forward and backward of attentions against the length: seconds, and bytes of memory above the operands."
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,9 @@ def run(options: AttentionBench) -> None:
         for row, again in zip(results, measured_with_kept_memory("attention", options)["results"], strict=True):
             row["seconds_kept"] = again["seconds"]
     report = {
+        "caption": CAPTION,
         "environment": environment,
+        "command": typed_command(),
         "sizes": vars(options.sizes(0)),
         "results": results,
         "summary": summarise(results),
@@ -176,52 +176,9 @@ def result_and_gradients(name: str, sizes: AttentionSizes) -> int:
     return tensors * sizes.batch * sizes.heads * sizes.length * sizes.head_dim * torch.float32.itemsize
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How time and memory of every attention grow with the length, and from which length on it is faster than softmax.
-
-    Args:
-        results: Rows with "name", "length", "seconds" and "memory"; all attentions have the same lengths.
-
-    Returns:
-        For each attention "time_slope" and "memory_slope", the powers of the length; "crossover", None where there is
-        none; and "faster_than_softmax", the same in words, None for softmax itself and where softmax is not there.
-    """
-    lengths = sorted({row["length"] for row in results})
-    names = dict.fromkeys(row["name"] for row in results)
-    seconds = {name: _values(results, name, "seconds") for name in names}
-    return [
-        {
-            "name": name,
-            "time_slope": growth_power(lengths, seconds[name]),
-            "memory_slope": growth_power(lengths, _values(results, name, "memory")),
-            **_beside_softmax(lengths, seconds[name], None if name == "softmax" else seconds.get("softmax")),
-        }
-        for name in names
-    ]
-
-
-def _beside_softmax(
-    lengths: Sequence[int], seconds: Sequence[float], softmax: Sequence[float] | None
-) -> dict[str, float | str | None]:
-    if softmax is None:
-        return {"crossover": None, "faster_than_softmax": None}
-    length = crossover(lengths, seconds, softmax)
-    if length is None:
-        return {"crossover": None, "faster_than_softmax": f"not up to {lengths[-1]:,}"}
-    if length == lengths[0]:
-        return {"crossover": None, "faster_than_softmax": EVERYWHERE}
-    return {"crossover": length, "faster_than_softmax": f"from about {length:,.0f}"}
-
-
-def _values(results: Sequence[Mapping[str, Any]], name: str, quantity: str) -> list[float]:
-    """Seconds (medians) or bytes of an attention from the shortest length to the longest, 0 where there is none."""
-    rows = sorted((row for row in results if row["name"] == name), key=lambda row: row["length"])
-    return [row["memory"] or 0 if quantity == "memory" else row[quantity]["median"] for row in rows]
-
-
 def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) -> Table:
     timed = quantity != "memory"
-    unit, scale = ("ms", 1e3) if timed else ("MiB", 1 / MEBIBYTE)
+    unit = "ms" if timed else "MiB"
     what = {
         "seconds": "time, default allocator",
         "processor": "processor time of all threads",
@@ -230,38 +187,13 @@ def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) ->
     shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
     title = f"forward + backward, {what}, {unit}, {shape}"
     caption = f"medians of {options.repeats} rounds" if timed else "in processes that give memory back at once"
+    columns = time_columns(report["results"], quantity) if timed else memory_columns(report["results"])
     table = Table(title=title, caption=f"{caption}; {report['environment']['machine']}")
     table.add_column("attention")
-    for length in options.lengths:
-        table.add_column(f"L={length:,}", justify="right")
-    if timed:
-        table.add_column("lowest to highest, longest", justify="right")
-    table.add_column("grows as", justify="right")
-    beside_softmax = timed and "softmax" in options.attentions
-    if beside_softmax:
-        table.add_column("faster than softmax", justify="right")
-        table.add_column("softmax / it, longest", justify="right")
-    if not timed:
-        table.add_column("of result and gradients, longest", justify="right")
-    for row in report["summary"]:
-        values = _values(report["results"], row["name"], quantity)
-        cells = [f"{value * scale:,.0f}" for value in values]
-        if timed:
-            longest = next(
-                result[quantity]
-                for result in report["results"]
-                if result["name"] == row["name"] and result["length"] == options.lengths[-1]
-            )
-            cells.append(f"{longest['low'] * scale:,.0f} to {longest['high'] * scale:,.0f}")
-        cells.append(show_power(growth_power(options.lengths, values)))
-        if beside_softmax:
-            softmax = _values(report["results"], "softmax", quantity)
-            beside = _beside_softmax(options.lengths, values, None if row["name"] == "softmax" else softmax)
-            cells += [str(beside["faster_than_softmax"] or ""), f"{softmax[-1] / values[-1]:.1f}x"]
-        if not timed:
-            least = result_and_gradients(row["name"], options.sizes(options.lengths[-1]))
-            cells.append(f"{values[-1] / least:.2f}x")
-        table.add_row(row["name"], *cells)
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for name, *cells in zip(names_of(report["results"]), *columns.values(), strict=True):
+        table.add_row(name, *cells)
     return table
 
 
@@ -269,14 +201,12 @@ def draw(report: dict[str, Any], *targets: Path) -> None:
     """Time and memory against the length, both on logarithmic axes."""
     results = report["results"]
     quantities = [("seconds", 1e3, "ms"), ("memory", 1 / MEBIBYTE, "MiB above the operands")]
-    names = dict.fromkeys(row["name"] for row in results)
-    lengths = sorted({row["length"] for row in results})
     quantities = [entry for entry in quantities if any(row[entry[0]] for row in results)]
     figure, all_axes = plt.subplots(1, len(quantities), figsize=(5.2 * len(quantities) + 1.8, 5), layout="constrained")
     for axes, (quantity, scale, unit) in zip([all_axes] if len(quantities) == 1 else all_axes, quantities, strict=True):
         lines = {}
-        for name in names:
-            points = zip(lengths, _values(results, name, quantity), strict=True)
+        for name in names_of(results):
+            points = zip(lengths_of(results), values_of(results, name, quantity), strict=True)
             lines[name] = [(length, value * scale) for length, value in points if value]
         plot_against_length(axes, {name: points for name, points in lines.items() if points})
         axes.set_ylabel(("time, " if quantity == "seconds" else "memory, ") + unit)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from klformer.bench.attention import EVERYWHERE
+from klformer.bench.attention_tables import EVERYWHERE
 from klformer.bench.measure import growth_power, show_power
 from klformer.bench.peer_modules import TOLERANCE
 from klformer.memory import MEBIBYTE

@@ -296,7 +296,7 @@ def test_command(tmp_path, capsys):
     run(MseAnalysis(draws=300, quick=True, out=tmp_path))
     printed = capsys.readouterr().out
     assert "Theorem 3" in printed
-    assert "Lemma S.2" in printed
+    assert "Lemma S.2: the maps" in printed
     for name in ("mse", "lemma-s2"):
         for ending in ("json", "csv", "svg", "png"):
             assert (tmp_path / f"{name}.{ending}").stat().st_size > 0

@@ -497,8 +497,13 @@ def test_command_writes_table_and_figure(tmp_path, capsys):
     assert report["settings"]["first_tie_in_float64"] == 262_563
     assert {path.name for path in tmp_path.iterdir()} == {
         *(f"turing.{kind}" for kind in ("json", "csv", "svg", "png")),
+        *(f"turing-scaling.{kind}" for kind in ("json", "csv")),
         "turing-trace.csv",
     }
+    scaling = json.loads((tmp_path / "turing-scaling.json").read_text())["rows"]
+    assert [(row["construction"], row["steps"]) for row in scaling] == [
+        (construction, steps) for construction in CONSTRUCTIONS for steps in command.QUICK_SCALING_STEPS
+    ]
     out = capsys.readouterr().out
     assert "every step" in out
     assert "final tape" not in out

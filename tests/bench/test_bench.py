@@ -15,6 +15,7 @@ from klformer.bench import attention, fastfood, measure
 from klformer.bench.__main__ import main as measure_alone
 from klformer.bench.attention import AttentionSizes
 from klformer.bench.attention import forward_and_backward as forward_and_backward_of_attention
+from klformer.bench.attention_tables import memory_columns, summarise, time_columns
 from klformer.bench.decode import DecodeBench
 from klformer.bench.decode import run as main_of_decode
 from klformer.bench.floors import matrix_products
@@ -171,7 +172,7 @@ def test_growth_and_crossover_of_every_attention():
         for length in lengths
         for name, seconds in times.items()
     ]
-    softmax, linear, fast, slow = attention.summarise(rows)
+    softmax, linear, fast, slow = summarise(rows)
     assert softmax["time_slope"] == pytest.approx(2)
     assert softmax["memory_slope"] == pytest.approx(2)
     assert softmax["faster_than_softmax"] is None
@@ -179,8 +180,43 @@ def test_growth_and_crossover_of_every_attention():
     assert linear["faster_than_softmax"] == "from about 128"
     assert (fast["crossover"], fast["faster_than_softmax"]) == (None, "everywhere")
     assert (slow["crossover"], slow["faster_than_softmax"]) == (None, "not up to 1,024")
-    alone = attention.summarise([row | {"memory": None} for row in rows if row["name"] == "linear"])
+    alone = summarise([row | {"memory": None} for row in rows if row["name"] == "linear"])
     assert (alone[0]["memory_slope"], alone[0]["faster_than_softmax"]) == (None, None)
+
+
+def test_columns_of_times_and_memory():
+    rows = [
+        {
+            "name": name,
+            "length": length,
+            "seconds": {"median": seconds, "low": seconds / 2, "high": 2 * seconds},
+            "memory": memory * 2**20,
+            "result_and_gradients": 2**20,
+        }
+        for name, length, seconds, memory in [
+            ("softmax", 64, 0.1, 1),
+            ("linear", 64, 0.2, 2),
+            ("softmax", 256, 1.6, 4),
+            ("linear", 256, 0.4, 5),
+        ]
+    ]
+    assert time_columns(rows) == {
+        "L=64": ["100", "200"],
+        "L=256": ["1,600", "400"],
+        "lowest to highest, longest": ["800 to 3,200", "200 to 800"],
+        "grows as": ["L^2.00", "L^0.50"],
+        "faster than softmax": ["", "from about 102"],  # a third of the way in logarithms: 64 * 4^(1/3)
+        "softmax / it, longest": ["1.0x", "4.0x"],
+    }
+    assert memory_columns(rows) == {
+        "L=64": ["1", "2"],
+        "L=256": ["4", "5"],
+        "grows as": ["L^1.00", "L^0.66"],
+        "growth, 64 to 256": ["4.0x", "2.5x"],
+        "of result and gradients, longest": ["4.00x", "5.00x"],
+    }
+    medians = [row | {"seconds": {"median": 1.0}} for row in rows if row["name"] == "linear"]
+    assert list(time_columns(medians)) == ["L=64", "L=256", "grows as"]
 
 
 def test_transforming_tokens_equals_the_matrix_product():
@@ -216,6 +252,9 @@ def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monke
         assert row["memory"] >= 0
         assert row["result_and_gradients"] == 4 * row["length"] * 4 * 4  # tensors, tokens, head size, bytes
     assert [row["name"] for row in report["summary"]] == ["softmax", "gmm-prf"]
+    assert report["caption"]
+    assert report["command"]
+    assert {"klformer", "torch", "processor", "threads", "date", "machine"} <= report["environment"].keys()
     assert "of result and gradients" in out
     assert "softmax / it" in out
     assert "freed memory kept" in out

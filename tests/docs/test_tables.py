@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 
 from klformer.analysis.evidence.pages import render
+from klformer.analysis.mse.command import compare_formulas
 from klformer.analysis.variance.command import correlate
 from klformer.errors import ArgumentError, FileError
 
@@ -234,6 +235,38 @@ def test_correlations_are_those_of_the_command(tmp_path):
     assert [line.split(" | ")[:3] for line in lines[:2]] == [
         ["| text", "all", "21"],
         ["| text", "without `performer`", "18"],
+    ]
+
+
+def timed(name, length, milliseconds):
+    return {"name": name, "length": length, "seconds": {"median": milliseconds / 1000}}
+
+
+def test_times_of_attentions_as_their_benchmark_prints_them(tmp_path):
+    rows = [timed("softmax", 64, 1), timed("x", 64, 2), timed("softmax", 256, 16), timed("x", 256, 8)]
+    assert lines_of("attention data.json", rows, tmp_path) == [
+        "| `softmax` | 1 | 16 | L^2.00 |  | 1.0x |",
+        "| `x` | 2 | 8 | L^1.00 | from about 128 | 2.0x |",
+    ]
+    some = lines_of('attention data.json "without=grows as,faster than softmax" length=256', rows, tmp_path)
+    assert some == ["| `softmax` | 16 | 1.0x |", "| `x` | 8 | 2.0x |"]
+    memory = [{"name": "x", "length": 64, "memory": 3 * 2**20, "result_and_gradients": 2**21}]
+    assert lines_of("attention data.json show=memory", memory, tmp_path) == ["| `x` | 3 |  | 1.50x |"]
+
+
+def test_simulations_and_machines_as_their_commands_print_them(tmp_path):
+    theorem, machines = rows_of(DATA / "theorem3.json"), rows_of(DATA / "turing.json")
+    cases = [row for row in theorem if row["setting"] == "cases"]
+    for line, row in zip(lines_of("mse-formulas data.json", cases, tmp_path), compare_formulas(cases), strict=True):
+        assert line.startswith(f"| {row['map']} | {row['formula']} | {row['cases']} | {row['within 2 s.e.']} |")
+    beaver = lines_of('turing data.json "machine=busy beaver 3"', machines, tmp_path)
+    assert [line.split(" | ")[-3:] for line in beaver] == [
+        ["2^-9", "no (2 of 22)", "no (2 of 22) |"],
+        ["2^-1", "16, T = 2^-3", "256, T = 2^-1 |"],
+    ]
+    assert lines_of("turing-scaling data.json setting=scaling steps=8", machines, tmp_path) == [
+        "| appendix | 8 | 2^-7 | not up to 16384 |",
+        "| telescoping | 8 | 2^-1 | 4 |",
     ]
 
 

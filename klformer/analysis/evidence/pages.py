@@ -22,6 +22,8 @@ Beside its rows a file of data has for readers:
     environment  versions, processor and date of the measurement
     differs      where a setting was measured in another environment, what is other there
     commands     for every setting what makes its rows, a command a line
+
+keep.py puts what a command wrote into such a file.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from klformer.analysis.evidence.cells import Row
@@ -56,9 +58,9 @@ def render(text: str, root: Path, place: str) -> str:
         kind, files, *words = shlex.split(found["words"])
         if kind not in KINDS:
             raise ArgumentError(f"{place}: unknown kind of table {kind!r}; known are {', '.join(KINDS)}")
-        conditions = {field: _values(values) for field, _, values in (word.partition("=") for word in words)}
+        conditions = conditions_of(words)
         columns = {option: conditions.pop(option) for option in COLUMN_OPTIONS.get(kind, ()) if option in conditions}
-        rows = _selected([row for file in files.split(",") for row in _read(root / file)], conditions)
+        rows = selected([row for file in files.split(",") for row in _read(root / file)], conditions)
         if not rows:
             raise ArgumentError(f"{place}: {files} has no row with {', '.join(words)}")
         return f"{found[1]}\n{KINDS[kind](rows, **columns)}\n{found[3]}"
@@ -74,12 +76,18 @@ def _read(file: Path) -> list[Row]:
     return rows
 
 
+def conditions_of(words: Iterable[str]) -> dict[str, list[str]]:
+    """What rows must have, by field: words field=value, or several values with commas between."""
+    return {field: _values(values) for field, _, values in (word.partition("=") for word in words)}
+
+
 def _values(text: str) -> list[str]:
     """What stands between commas. The name of a setting has commas too, with spaces behind them."""
     return re.split(r",(?! )", text)
 
 
-def _selected(rows: Sequence[Row], conditions: Mapping[str, Sequence[str]]) -> list[Row]:
+def selected(rows: Sequence[Row], conditions: Mapping[str, Sequence[str]]) -> list[Row]:
+    """The rows that have one of the values of every field."""
     return [row for row in rows if all(str(row.get(field)) in values for field, values in conditions.items())]
 
 

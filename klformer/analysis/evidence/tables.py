@@ -13,7 +13,7 @@
     cost          how many runs every setting took, and how long
     fields        the data as it is
 
-    gains, glue and glue-orders, on pretraining, are in glue_tables.py
+    gains, glue and glue-orders, on pretraining, are in glue_tables.py; those that commands print are in measurements.py
 
 A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
 at least three pairs. Nothing else is called better.
@@ -37,6 +37,7 @@ from klformer.analysis.evidence.cells import (
 from klformer.analysis.evidence.columns import correlations, differences, means
 from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.analysis.evidence.measure import comparisons, error_of, measured
+from klformer.analysis.evidence.measurements import MEASUREMENTS
 from klformer.attention import AttentionSpec, attention_options
 
 #: What every attention of a table `against` is measured against, beside its own frozen self.
@@ -182,12 +183,14 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "gains": gains,
     "glue": glue,
     "glue-orders": glue_orders,
+    **MEASUREMENTS,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
     "means": ("by", "show", "within"),
     "paired": ("by", "show", "of", "minus", "between", "across"),
     "correlations": ("without",),
+    "attention": ("show", "without"),
 }
 
 

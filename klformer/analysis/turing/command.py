@@ -5,7 +5,7 @@ in float64 and in exact arithmetic, with soft attention, and with RKS and PRF fe
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,7 +75,7 @@ class TuringAnalysis:
     quick: bool = False
     """Fewer seeds and samples, where nothing else is said, and fewer points in the figure."""
     out: Path = Path("analysis")
-    """Folder for turing.json, turing.csv, turing.svg and turing.png, and for turing-trace.csv with all steps."""
+    """Folder for turing.* (json, csv, svg, png), turing-scaling.* (json, csv), and turing-trace.csv with all steps."""
 
     def __post_init__(self) -> None:
         SEEDS.check(self.seeds)
@@ -148,8 +148,8 @@ def run(options: TuringAnalysis) -> None:
     title = (
         f"Turing machines as Transformers; no: not up to m = {search.numbers[-1]:,}, (steps right in the worst seed)"
     )
-    print_table(console, [_brief(row) for row in rows], title)
-    print_table(console, scaling, f"{machine.name}, stopped after ever more steps")
+    print_table(console, [brief(row) for row in rows], title)
+    print_table(console, [brief_scaling(row) for row in scaling], f"{machine.name}, stopped after ever more steps")
     caption = (
         f"{machine.name}: the highest temperature at which soft attention follows it to the end, and the number of RKS "
         f"samples from which on {search.seeds} of {search.seeds} seeds do (crosses: not up to {search.numbers[-1]:,})."
@@ -157,12 +157,12 @@ def run(options: TuringAnalysis) -> None:
     settings = asdict(options) | {
         "seeds": search.seeds,
         "samples": search.numbers,
-        "scaling": scaling,
         "first_tie_in_float64": first_tie(),
     }
     written = write_results(
         options.out, "turing", caption=caption, rows=rows, settings=settings, figure=_figure(scaling, search)
     )
+    written += write_results(options.out, "turing-scaling", caption=caption, rows=scaling, settings=settings)
     for path in (*written, trace_path):
         console.print(f"written to {path}", highlight=False)
 
@@ -246,7 +246,7 @@ def _row(
     return row
 
 
-def _brief(row: dict[str, Any]) -> dict[str, Any]:
+def brief(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row that fits on a screen."""
     total = row["copying"] + row["steps"]
     brief = {key: row[key] for key in ("machine", "construction", "copying", "steps", "cells", "hard, float64")}
@@ -258,8 +258,13 @@ def _brief(row: dict[str, Any]) -> dict[str, Any]:
     return brief
 
 
+def brief_scaling(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the machine that is stopped after ever more steps, with its temperature as a power of two."""
+    return dict(row) | {"soft up to T": _power(row["soft up to T"])}
+
+
 def _power(temperature: float | str) -> str:
-    return temperature if isinstance(temperature, str) else f"2^{math.log2(temperature):g}"
+    return temperature if isinstance(temperature, str) else f"2^{math.log2(temperature):.3g}"
 
 
 def _verdict(first_wrong: int | None) -> str:

@@ -1,0 +1,108 @@
+"""Puts what a command wrote into the data of the docs, in the place of what a setting had.
+
+    klformer bench attention --lengths 1024 4096 --out bench
+    python -m klformer.analysis.evidence.keep bench/attention.json docs/evidence/data/attentions.json time
+
+Rows are kept as they were measured, numbers with five digits; field=value takes some of them, as in a page's table:
+
+    python -m klformer.analysis.evidence.keep bench/attention.json docs/evidence/data/readme.json attention-times \\
+      name=softmax,gmm-rks,performer
+
+The command, without the place that it wrote to, becomes that of the setting; its environment that of the file. Where
+other settings were measured in another one, `differs` says so.
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from klformer.analysis.evidence.pages import conditions_of, selected
+from klformer.errors import ArgumentError
+from klformer.files import read_json, write_text
+
+#: What data says of the machine; `machine` says it again in words.
+_ENVIRONMENT = ("klformer", "torch", "python", "processor", "threads", "date")
+_DIGITS = 5
+
+
+def keep(
+    report: Mapping[str, Any], data: Mapping[str, Any], setting: str, conditions: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """The data with what a command reported.
+
+    Args:
+        report: With "environment", "command" and "rows", or "results" in their place.
+        data: What the docs had before.
+        setting: What these rows are called in it.
+        conditions: What rows must have, by field.
+
+    Raises:
+        ArgumentError: no row has it.
+    """
+    rows = selected(report["rows"] if "rows" in report else report["results"], conditions)
+    if not rows:
+        raise ArgumentError(f"no row of the report has {dict(conditions)}")
+    new = {name: report["environment"][name] for name in _ENVIRONMENT}
+    new["date"] = new["date"][:10]
+    environments = {name: data["environment"] | data.get("differs", {}).get(name, {}) for name in data["commands"]}
+    differs = {name: _difference(old, new) for name, old in environments.items() if name != setting}
+    differs = {name: other for name, other in differs.items() if other}
+    kept = [{"setting": setting, **_rounded(row)} for row in rows]
+    return {
+        "caption": data["caption"],
+        "environment": new,
+        **({"differs": differs} if differs else {}),
+        "commands": data["commands"] | {setting: _without_target(report["command"])},
+        "rows": _replaced(data["rows"], kept, setting),
+    }
+
+
+def as_text(data: Mapping[str, Any]) -> str:
+    """JSON with a row a line."""
+    head = json.dumps({name: value for name, value in data.items() if name != "rows"}, indent=2, ensure_ascii=False)
+    rows = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in data["rows"])
+    return f'{head.removesuffix("}").rstrip()},\n  "rows": [\n    {rows}\n  ]\n}}\n'
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: old.get(name) for name in {**new, **old} if old.get(name) != new.get(name)}
+
+
+def _replaced(rows: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], setting: str) -> list[Any]:
+    """The rows with new ones of a setting where the first of the old ones was, or at the end."""
+    place = next((place for place, row in enumerate(rows) if row["setting"] == setting), len(rows))
+    return [*rows[:place], *new, *(row for row in rows[place:] if row["setting"] != setting)]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _without_target(command: str) -> str:
+    """A command without the place that it writes to."""
+    words = shlex.split(command)
+    for flag in ("--out", "--json"):
+        if flag in words:
+            del words[words.index(flag) : words.index(flag) + 2]
+    return shlex.join(words)
+
+
+def main() -> None:
+    """Put what a command wrote into a file of data."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path, help="the JSON that a command wrote")
+    parser.add_argument("data", type=Path, help="the file of data, which is there")
+    parser.add_argument("setting", help="whose rows these are")
+    parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
+    options = parser.parse_args()
+    data = keep(read_json(options.report), read_json(options.data), options.setting, conditions_of(options.conditions))
+    write_text(options.data, as_text(data))
+
+
+if __name__ == "__main__":
+    main()

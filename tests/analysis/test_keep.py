@@ -1,0 +1,72 @@
+"""What commands write is put into the data of the docs."""
+
+import json
+import sys
+
+import pytest
+
+from klformer.analysis.evidence.keep import as_text, keep, main
+from klformer.analysis.output import write_results
+from klformer.environment import typed_command
+from klformer.errors import ArgumentError
+
+HERE = {"klformer": "2", "torch": "3", "python": "3.12", "processor": "P", "threads": 1, "date": "2026-11-17"}
+REPORT = {
+    "environment": HERE | {"date": "2026-11-17T10:00:00+00:00", "machine": "P, 1 threads"},
+    "command": "OMP_NUM_THREADS=1 klformer bench attention --lengths 64 --out bench --repeats 1",
+    "results": [
+        {"name": "softmax", "length": 64, "seconds": {"median": 0.123456789}},
+        {"name": "performer", "length": 64, "seconds": {"median": 2.0}},
+    ],
+}
+DATA = {
+    "caption": "Times.",
+    "environment": HERE | {"klformer": "1"},
+    "differs": {"memory": {"threads": 2}},
+    "commands": {"time": "klformer bench attention", "memory": "klformer bench attention --repeats 1"},
+    "rows": [
+        {"setting": "time", "name": "old"},
+        {"setting": "memory", "name": "old"},
+        {"setting": "time", "name": "x"},
+    ],
+}
+
+
+def test_rows_take_the_place_of_a_settings():
+    kept = keep(REPORT, DATA, "time", {"name": ["softmax"]})
+    assert kept["rows"] == [
+        {"setting": "time", "name": "softmax", "length": 64, "seconds": {"median": 0.12346}},
+        {"setting": "memory", "name": "old"},
+    ]
+    assert kept["commands"]["time"] == "OMP_NUM_THREADS=1 klformer bench attention --lengths 64 --repeats 1"
+    assert kept["environment"] == HERE
+    assert kept["differs"] == {"memory": {"klformer": "1", "threads": 2}}
+    again = keep(REPORT, kept, "memory", {})
+    assert "differs" not in again
+    assert [row["name"] for row in again["rows"]] == ["softmax", "softmax", "performer"]
+    assert [row["name"] for row in keep(REPORT, DATA, "new", {})["rows"]] == ["old", "old", "x", "softmax", "performer"]
+    with pytest.raises(ArgumentError, match="no row of the report has"):
+        keep(REPORT, DATA, "time", {"name": ["softmacks"]})
+
+
+def test_files(tmp_path, monkeypatch):
+    report, data = tmp_path / "report.json", tmp_path / "data.json"
+    report.write_text(json.dumps(REPORT))
+    data.write_text(json.dumps(DATA))
+    monkeypatch.setattr("sys.argv", ["keep", str(report), str(data), "time", "name=softmax,performer", "length=64"])
+    main()
+    expected = keep(REPORT, DATA, "time", {})
+    assert json.loads(data.read_text()) == expected
+    assert data.read_text() == as_text(expected)
+    assert sum('"setting"' in line for line in data.read_text().splitlines()) == len(expected["rows"])
+
+
+def test_analyses_say_what_was_typed(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/klformer/__main__.py", "analyze", "mse", "--out", "a b"])
+    assert typed_command() == "OMP_NUM_THREADS=1 klformer analyze mse --out 'a b'"
+    write_results(tmp_path, "numbers", caption="Numbers.", rows=[{"number": 1}], settings={})
+    assert json.loads((tmp_path / "numbers.json").read_text())["command"] == typed_command()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/klformer", "analyze", "mse"])
+    assert typed_command() == "klformer analyze mse"
