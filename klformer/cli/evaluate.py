@@ -11,7 +11,7 @@ from rich.table import Table
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.runs.load import load_run
-from klformer.runs.naming import attention_label, describe_score
+from klformer.runs.naming import attention_label, commonest_share, describe_score
 from klformer.terminal import make_console
 from klformer.training.processes import is_main_process
 from klformer.training.progress import make_reporter
@@ -58,7 +58,7 @@ def run(options: Evaluate) -> None:
 
 
 def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> None:
-    """The table of confusions with the F1 of every class, and the two numbers that sum it up."""
+    """The table of confusions with the F1 of every class, and the numbers that sum it up."""
     confusion = details["confusion"]
     titles = names or [str(number) for number in range(len(confusion))]
     table = Table()
@@ -70,11 +70,13 @@ def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> N
         table.add_row(title, *map(str, row), f"{100 * f1:.1f}%")
     console = make_console(20 + 12 * len(titles))
     console.print(table)
+    console.print("Counted by the mean probability of all draws.", highlight=False)
     console.print(
         f"macro F1 {100 * details['macro_f1']:.2f}%, expected calibration error "
         f"{100 * details['calibration_error']:.2f}%",
         highlight=False,
     )
+    console.print(f"the commonest class alone gives {100 * commonest_share(details):.2f}%", highlight=False)
 
 
 COMMAND = plain_command(Evaluate, run)

@@ -40,7 +40,7 @@ def _of_file(path: Path, column: str, *, whole: bool) -> Iterator[str]:
             texts = _of_arrow(path, column)
         else:
             content = path.read_text(encoding="utf-8")
-            texts = iter([content] if whole else content.splitlines())
+            texts = iter([content] if whole else content.split("\n"))  # other separators may stand inside a text
         yield from (text.strip() for text in texts if text.strip())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"can't be read: {error}", file=path) from error
@@ -82,4 +82,5 @@ def _of_arrow(path: Path, column: str) -> Iterator[str]:
 def _check_column(path: Path, column: str, there: Sequence[str]) -> None:
     if column not in there:
         names = ", ".join(map(repr, there)) or "none"
-        raise DataError(f"has no column {column!r}{suggestion(column, there)} Columns: {names}", file=path)
+        hint = suggestion(column, there)
+        raise DataError(f"has no column {column!r}; its columns are {names}; --column names one{hint}", file=path)

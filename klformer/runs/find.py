@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from klformer.errors import FileError
+from klformer.files import read_json
 from klformer.runs.folder import RunFolder
 
 #: Folders of a run that hold no other runs, and nothing for a report.
@@ -24,5 +26,13 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def find_runs(top: Path) -> list[Path]:
-    """The folder itself if it is a run's, and the runs below it."""
-    return [folder for folder, files in walk(top) if RunFolder.CONFIG in files]
+    """The folder itself if it is a run's, and the runs below it. Other things have a config.json too, such as models of
+    transformers: they are passed over."""
+    return [folder for folder, files in walk(top) if RunFolder.CONFIG in files and not _is_of_others(folder)]
+
+
+def _is_of_others(folder: Path) -> bool:
+    try:
+        return "task" not in read_json(folder / RunFolder.CONFIG) and not (folder / RunFolder.TASK).exists()
+    except FileError:  # perhaps a damaged run, which is to be named
+        return False

@@ -19,7 +19,7 @@ from klformer.runs.changes import LENGTH, changes
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
 from klformer.runs.init_from import PretrainedRun
-from klformer.runs.naming import attention_label, describe_score, selecting_metric
+from klformer.runs.naming import attention_label, commonest_share, describe_score, selecting_metric
 from klformer.tasks import Split, Task
 from klformer.training.callbacks import Callback, Milestones
 from klformer.training.movement import KernelMovement
@@ -61,6 +61,8 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
         if accelerator.is_main_process:
             run.write_result(result)
     reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
+    if "confusion" in result["test"]:
+        reporter.say(f"the commonest class of the test set alone gives {100 * commonest_share(result['test']):.2f}%")
     reporter.say(f"results in {folder}")
     return result
 

@@ -172,7 +172,10 @@ class Task(ABC):
 
     def location(self) -> str:
         """Where the data is read from, or will be generated to, in words."""
-        return "memory (generated from data.seed)" if self.in_memory else str(self.root)
+        if self.in_memory:
+            return "memory (generated from data.seed)"
+        is_default = self.config.root is None and not exists(self.root)
+        return "the task itself" if is_default else str(self.root)
 
     def shape(self) -> InputShape:
         """The form of the sequences: what the class says, if nothing else is known."""
@@ -362,8 +365,8 @@ class Task(ABC):
         size = max(1, round(self._holdout_fraction() * len(examples)))
         if size * len(held_out) >= len(examples):
             raise DataError(
-                f"{len(examples)} training examples are too few to hold out {size * len(held_out)} of them: "
-                f"{self.location()}"
+                f"{len(examples)} training examples are too few to hold out {size * len(held_out)} of them, "
+                f"{len(held_out) + 1} are needed at least: {self.location()}"
             )
         # From the end: first validation, then test, and what is left is train.
         place = held_out.index(split) if split in held_out else len(held_out)

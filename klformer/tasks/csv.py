@@ -121,6 +121,10 @@ class Csv(RowsTask):
     def labelled(self, part: Split) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
         path = self._path(part)
         if path is None:
+            if self.config.root is None:
+                raise DataError(
+                    "a table is needed: give --data.train FILE, or --data.root FOLDER with " + _looked_for()
+                )
             raise nothing_usable(self.root, (_looked_for(), "--data.train FILE"))
         flags = [*self._flags(), "--data.label-column"]
         for place, fields in read_table(path, [*self._columns(), self.config.label_column], self.config, flags=flags):

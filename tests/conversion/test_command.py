@@ -168,7 +168,10 @@ def test_texts(tmp_path):
         (tmp_path / f"files/{i}.txt").write_text(f"{line}\nand more")
     assert list(read_texts(tmp_path / "files", "text")) == [f"{line}\nand more" for line in lines]
     assert len(list(read_texts(tmp_path, "text"))) == 2 * 5 + 4
-    with pytest.raises(DataError, match=r"a.csv: has no column 'txt'; did you mean 'text'\? Columns: 'id', 'text'"):
+    with pytest.raises(
+        DataError,
+        match=r"a.csv: has no column 'txt'; its columns are 'id', 'text'; --column names one; did you mean 'text'\?",
+    ):
         list(read_texts(tmp_path / "a.csv", "txt"))
     with pytest.raises(DataError, match="no such file"):
         list(read_texts(tmp_path / "b", "text"))
@@ -196,3 +199,8 @@ def test_time_and_memory(folder, home, capsys, monkeypatch):
     assert row["tokens"] == 64
     assert min(row["seconds"], row["teacher_seconds"]) > 0
     assert "64 tokens: softmax" in capsys.readouterr().out
+
+
+def test_lines_end_at_newlines_alone(tmp_path):
+    (tmp_path / "texts.txt").write_text("one\u0085still one\ntwo\u2028still two\r\n", encoding="utf-8", newline="")
+    assert list(read_texts(tmp_path / "texts.txt", "text")) == ["one\u0085still one", "two\u2028still two"]

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import tyro
+from cli_support import fails
 from report_support import (
     ATTACK,
     Elements,
@@ -366,6 +367,15 @@ def test_what_is_broken_is_named(tmp_path, file, content, message):
     assert f"<code>{'run' if file in RUN_FILES else file}</code>" in damaged
     assert str(tmp_path) not in damaged
     assert "softmax" in page
+
+
+def test_a_model_of_transformers_is_no_run_and_replaces_no_page(tmp_path, capsys):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert", "hidden_size": 64}')
+    page = tmp_path / "report.html"
+    page.write_text("a page")
+    assert "holds no run" in fails(capsys, 2, "report", tmp_path / "bert", "--out", page)
+    assert page.read_text() == "a page"
 
 
 def test_folders_without_a_run_are_left_out_with_a_note(tmp_path, capsys):
