@@ -146,7 +146,7 @@ def _say(stage: str, step: int, steps: int, error: float) -> None:
         "prune": "frequencies left; error of attention",
         "distil": "distance from the teacher",
     }[stage]
-    print(f"{stage} {step}/{steps}  {words} {error:.4f}", flush=True)
+    print(f"{stage} {step}/{steps}  {words} {error:.4g}", flush=True)
 
 
 def _measure(options: Convert) -> None:
