@@ -282,8 +282,9 @@ def attention() -> Figure:
         for name in members[kind]:
             left.plot(tokens, times[name], STYLES[number], color=colour, linewidth=1.4)
     ends = {kind: sum(times[name][-1] for name in members[kind]) / len(members[kind]) for kind in groups}
-    _name_ends(left, tokens[-1], {"softmax": times["softmax"][-1], "linear-elu": ends["elu"]}, [TRUTH, FIXED])
-    for kind, height in (("rks", 2.4), ("prf", 1.05)):
+    _name_ends(left, tokens[-1], {"softmax": times["softmax"][-1]}, [TRUTH])
+    left.text(tokens[-1] * 1.2, ends["elu"] * 0.55, "linear-elu", color=FIXED, va="center")
+    for kind, height in (("rks", 3.0), ("prf", 1.2)):
         names = ", ".join(name.removesuffix(f"-{kind}") for name in members[kind])
         left.text(tokens[-1] * 1.2, ends[kind] * height, fill(f"{kind}: {names}", 20), color=groups[kind], va="center")
     for name in others:
