@@ -172,10 +172,7 @@ class Task(ABC):
 
     def location(self) -> str:
         """Where the data is read from, or will be generated to, in words."""
-        if self.in_memory:
-            return "memory (generated from data.seed)"
-        is_default = self.config.root is None and not exists(self.root)
-        return "the task itself" if is_default else str(self.root)
+        return "memory (generated from data.seed)" if self.in_memory else str(self.root)
 
     def shape(self) -> InputShape:
         """The form of the sequences: what the class says, if nothing else is known."""

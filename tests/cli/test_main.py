@@ -58,10 +58,11 @@ def test_compare_makes_a_table_and_goes_on(home, capsys):
 def test_compare_takes_no_result_of_other_settings(home, capsys):
     arguments = ["compare", "--attentions", "softmax", *TINY]
     run(capsys, *arguments)
-    out = run(capsys, *arguments, "--training.max-steps", "8")
-    assert "done already" not in out
-    assert "going on after step 6" in out
-    assert json.loads((home / "runs" / "comparison-sparsity0.5-laptop.json").read_text())[0]["steps"] == 8
+    result = home / "runs" / "sparsity0.5-laptop-softmax-seed0" / "result.json"
+    before = result.read_text()
+    error = fails(capsys, 1, *arguments, "--training.max-steps", "8")
+    assert "is finished after 6 steps, and 8 are asked for: give --training.max-steps 6, or another --out" in error
+    assert result.read_text() == before
     error = fails(capsys, 1, *arguments, "--optimiser.learning-rate", "0.5")
     assert "was started with another configuration: optimiser.learning_rate was 0.002, is 0.5" in error
 

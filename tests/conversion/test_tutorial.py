@@ -16,4 +16,4 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     assert learned.linear["accuracy"] > learned.teacher["accuracy"] - 0.05
     assert fixed.linear["accuracy"] < learned.linear["accuracy"] - 0.3
     assert "performer:" in capsys.readouterr().out
-    assert (tmp_path / "bert-linear/certificate.json").exists()
+    assert (tmp_path / "small-bert-linear/certificate.json").exists()

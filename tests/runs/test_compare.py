@@ -159,13 +159,3 @@ def test_every_attention_takes_the_learning_rate_that_is_best_on_validation(home
 def test_learning_rates_that_can_not_be_tried_are_refused(home, capsys, arguments, message):
     assert message in fails(capsys, 2, "compare", "--attentions", "softmax", *TINY, *arguments)
     assert not (home / "runs").exists()
-
-
-def test_a_finished_run_of_other_steps_is_refused_and_not_made_longer(home, capsys):
-    arguments = ["compare", "--attentions", "softmax", *TINY]
-    run(capsys, *arguments)
-    [result] = (home / "runs").glob("*/result.json")
-    before = result.read_text()
-    error = fails(capsys, 1, *arguments, "--training.max-steps", "99")
-    assert "is finished after 6 steps, and 99 are asked for: give --training.max-steps 6, or another --out" in error
-    assert result.read_text() == before
