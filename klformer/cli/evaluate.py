@@ -11,8 +11,9 @@ from rich.table import Table
 from klformer.cli.command import plain_command
 from klformer.errors import ArgumentError
 from klformer.runs.load import load_run
-from klformer.runs.naming import attention_label, commonest_share, describe_score
+from klformer.runs.naming import attention_label, describe_score
 from klformer.terminal import make_console
+from klformer.training.class_report import commonest_share
 from klformer.training.processes import is_main_process
 from klformer.training.progress import make_reporter
 

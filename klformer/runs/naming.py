@@ -59,12 +59,6 @@ def describe_score(metric: Metric, split: Mapping[str, Any]) -> str:
     return text
 
 
-def commonest_share(split: Mapping[str, Any]) -> float:
-    """The share of the commonest class of a split: the accuracy of somebody who says nothing else."""
-    counts = [sum(row) for row in split["confusion"]]
-    return max(counts) / sum(counts)
-
-
 def selecting_metric(result: Mapping[str, Any]) -> Metric:
     """The metric that a result was selected by."""
     return Metric(

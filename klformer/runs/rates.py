@@ -15,6 +15,11 @@ def at_rate(config: ExperimentConfig, rate: float) -> ExperimentConfig:
     return config.model_copy(update={"optimiser": optimiser})
 
 
+def apart_from_rate(config: ExperimentConfig) -> str:
+    """What runs that differ in learning rate and seed alone have in common."""
+    return at_rate(config, 1.0).model_copy(update={"seed": 0}).model_dump_json()
+
+
 def best_rate(tried: Mapping[float, Mapping[str, Any]]) -> float:
     """The learning rate that is best on validation; of equal ones, the largest.
 

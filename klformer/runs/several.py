@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from klformer.errors import ArgumentError, RunError
+from klformer.runs.changes import LENGTH, changes
 from klformer.runs.folder import RunFolder
 from klformer.runs.jobs import Job, train_side_by_side
 from klformer.runs.train import finished_result, train_run
@@ -30,7 +31,7 @@ def train_several(
     Raises:
         ArgumentError: `jobs` are asked of several processes.
         Interrupted: SIGINT or SIGTERM came; the state is saved.
-        RunError: a run can't be done, or is finished with another number of steps.
+        RunError: a run can't be done, or is finished with another length.
     """
     if jobs > 1 and is_distributed():
         raise ArgumentError(f"jobs must be 1 where torchrun has started several processes, got {jobs}")
@@ -39,22 +40,23 @@ def train_several(
     finished = [finished_result(run.config, run.folder) for run in runs]
     for run, done in zip(runs, finished, strict=True):
         if done is None:
-            _check_steps(run)
+            _check_length(run)
     if jobs == 1:
         return _one_after_the_other(runs, finished, reporter)
     return _side_by_side(runs, finished, reporter, jobs, labelled)
 
 
-def _check_steps(run: Job) -> None:
+def _check_length(run: Job) -> None:
     """A finished run is not made longer: its schedule would be another than that of the runs beside it."""
     folder = RunFolder(run.folder)
     if not folder.is_run():
         return
-    before, wanted = folder.config().training.max_steps, run.config.training.max_steps
-    if before != wanted and finished_result(folder.config(), run.folder) is not None:
+    before = folder.config()
+    longer = [text for field, text in changes(before, run.config).items() if field in LENGTH]
+    if longer and finished_result(before, run.folder) is not None:
         raise RunError(
-            f"{run.folder} is finished after {before} steps, and {wanted} are asked for: give --training.max-steps "
-            f"{before}, or another --out; `klformer train --name {run.folder.name} --resume` makes it longer"
+            f"{run.folder} is finished and is not made longer: {', '.join(longer)}; ask for what it was, or give "
+            "another --out"
         )
 
 

@@ -19,9 +19,10 @@ from klformer.runs.changes import LENGTH, changes
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
 from klformer.runs.init_from import PretrainedRun
-from klformer.runs.naming import attention_label, commonest_share, describe_score, selecting_metric
+from klformer.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.tasks import Split, Task
 from klformer.training.callbacks import Callback, Milestones
+from klformer.training.class_report import commonest_share
 from klformer.training.movement import KernelMovement
 from klformer.training.objective import Objective
 from klformer.training.processes import Layout, make_accelerator, make_layout, on_main_process

@@ -1,6 +1,7 @@
 """What there is to say of predicted classes beyond accuracy: which are mistaken for which, F1, and whether
 probabilities are what they say. A few sums; libraries that have them take seconds to load, at the end of every run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,3 +50,9 @@ class ClassReport:
             "calibration_error": self.calibration_error,
             "confusion": self.confusion.tolist(),
         }
+
+
+def commonest_share(details: Mapping[str, Any]) -> float:
+    """The share of the commonest class, which is the accuracy of somebody who says nothing else; from `as_dict`."""
+    counts = [sum(row) for row in details["confusion"]]
+    return max(counts) / sum(counts)

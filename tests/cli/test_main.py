@@ -61,7 +61,9 @@ def test_compare_takes_no_result_of_other_settings(home, capsys):
     result = home / "runs" / "sparsity0.5-laptop-softmax-seed0" / "result.json"
     before = result.read_text()
     error = fails(capsys, 1, *arguments, "--training.max-steps", "8")
-    assert "is finished after 6 steps, and 8 are asked for: give --training.max-steps 6, or another --out" in error
+    assert (
+        "softmax-seed0 is finished and is not made longer: training.max_steps was 6, is 8; ask for what it was" in error
+    )
     assert result.read_text() == before
     error = fails(capsys, 1, *arguments, "--optimiser.learning-rate", "0.5")
     assert "was started with another configuration: optimiser.learning_rate was 0.002, is 0.5" in error

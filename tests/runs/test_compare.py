@@ -159,3 +159,19 @@ def test_every_attention_takes_the_learning_rate_that_is_best_on_validation(home
 def test_learning_rates_that_can_not_be_tried_are_refused(home, capsys, arguments, message):
     assert message in fails(capsys, 2, "compare", "--attentions", "softmax", *TINY, *arguments)
     assert not (home / "runs").exists()
+
+
+def test_runs_that_differ_in_more_than_the_learning_rate_are_not_chosen_from(home, capsys):
+    run(capsys, "compare", "--attentions", "softmax", *TINY, "--learning-rates", "1e-4", "1e-3")
+    run(
+        capsys,
+        "compare",
+        "--attentions",
+        "softmax",
+        *TINY,
+        "--optimiser.learning-rate",
+        "0.5",
+        "--model.dropout",
+        "0.3",
+    )
+    assert "can't be told apart" in fails(capsys, 2, "analyze", "evidence", "runs")

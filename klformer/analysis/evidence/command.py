@@ -21,7 +21,7 @@ from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.naming import selecting_metric, setting_and_start
-from klformer.runs.rates import chosen_rate
+from klformer.runs.rates import apart_from_rate, chosen_rate
 from klformer.tasks import Planted
 from klformer.training.progress import SilentReporter
 
@@ -100,10 +100,9 @@ def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
 
 def _at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
     """Without runs of learning rates that were tried and not chosen: what `klformer compare --learning-rates` makes."""
-    models: dict[tuple[str, str], list[RunFolder]] = {}
+    models: dict[str, list[RunFolder]] = {}
     for folder in folders:
-        config = folder.config()
-        models.setdefault((setting_and_start(config), config.attention.label()), []).append(folder)
+        models.setdefault(apart_from_rate(folder.config()), []).append(folder)
     chosen = [
         (runs, chosen_rate([(_seed(run), _rate(run), run.result() or {}) for run in runs])) for runs in models.values()
     ]
