@@ -146,6 +146,7 @@ def _embedding(
         cls=cls,
         separator=separator,
         convolution_width=config.convolution_width,
+        token_start=config.token_start,
         dropout=config.dropout,
     )
 

@@ -122,6 +122,10 @@ class ModelConfig(StackConfig):
     """Width, an odd number, of a convolution over neighbours that is added to the inputs; 0 for none. It tells every
     token which ones stand beside it, which linear attention is slow to find."""
 
+    token_start: Literal["independent", "ordered"] = "independent"
+    """How the vectors of tokens start: independent of each other, or ordered, with neighbouring numbers alike, for
+    tokens that are amounts such as the brightness of a pixel."""
+
     pooling: Literal["cls", "mean"] = "cls"
     """What the classifier sees of a sequence: the output at a CLS token in front, or the mean over its tokens."""
 

@@ -21,6 +21,24 @@ def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
     return table.float()
 
 
+#: How many radians the fastest waves of `ordered_start` turn, about, from the middle of the tokens to an end.
+_TURN = 3.0
+
+
+def ordered_start(vocab_size: int, model_dim: int) -> Tensor:
+    """(vocab_size, model_dim): vectors of tokens that are amounts, such as the brightness of a pixel; tokens with
+    neighbouring numbers are alike.
+
+        e_t = sqrt(2) cos(w t + b),   t from -1 to 1,   w ~ N(0, 3^2),   b ~ U(0, 2 pi)
+
+    These are random Fourier features of a Gaussian kernel: e_s.e_t / model_dim is exp(-4.5 (s - t)^2) in the mean. As
+    in a table of independent vectors, entries have the size one.
+    """
+    amounts = torch.linspace(-1, 1, vocab_size).unsqueeze(1)
+    rate, phase = torch.randn(model_dim) * _TURN, torch.rand(model_dim) * (2 * math.pi)
+    return math.sqrt(2) * torch.cos(amounts * rate + phase)
+
+
 class Neighbours(nn.Module):
     """A learned mixture of every position's neighbours, each entry of a vector by itself (a depthwise convolution).
 
@@ -70,10 +88,13 @@ class SequenceEmbedding(nn.Module):
         separator: Token between two texts in one sequence: a learned vector for each of the two, zero at first, is
             added to its positions. The separator belongs to the first.
         convolution_width: Add to every input a learned mixture of its neighbours, itself among them; 0 for none.
+        token_start: How the vectors of tokens start: "independent" of each other, or "ordered", which is
+            `ordered_start`.
         dropout: Applied to the sum.
 
     Raises:
-        ArgumentError: a size is not allowed, or not exactly one of `vocab_size` and `input_dim` is given.
+        ArgumentError: a size is not allowed, not exactly one of `vocab_size` and `input_dim` is given, or vectors are
+            to start ordered.
 
     Examples:
         >>> import torch
@@ -104,23 +125,30 @@ class SequenceEmbedding(nn.Module):
         cls: bool = True,
         separator: int | None = None,
         convolution_width: int = 0,
+        token_start: Literal["independent", "ordered"] = "independent",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_count("model_dim", model_dim)
         check_count("max_len", max_len)
         check_choice("positions", positions, ("sinusoidal", "learned", "rotary", "none"))
+        check_choice("token_start", token_start, ("independent", "ordered"))
         check_probability("dropout", dropout)
         if (vocab_size is None) == (input_dim is None):
             raise ArgumentError(f"give either vocab_size or input_dim, got {vocab_size!r} and {input_dim!r}")
         if separator is not None and vocab_size is None:
             raise ArgumentError("separator is a token; vectors have none")
+        if token_start == "ordered" and vocab_size is None:
+            raise ArgumentError("token_start must be independent where inputs are vectors, got ordered")
         self.max_len = max_len
         self.separator = separator
         self.inputs: nn.Embedding | nn.Linear
         if vocab_size is not None:
             check_count("vocab_size", vocab_size)
-            self.inputs = nn.Embedding(vocab_size, model_dim)
+            if token_start == "ordered":
+                self.inputs = nn.Embedding.from_pretrained(ordered_start(vocab_size, model_dim), freeze=False)
+            else:
+                self.inputs = nn.Embedding(vocab_size, model_dim)
         elif input_dim is not None:
             check_count("input_dim", input_dim)
             self.inputs = nn.Linear(input_dim, model_dim)
