@@ -254,6 +254,7 @@ def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Tra
         **dict(from_callbacks),
         **task.facts(),
         "train_seconds": progress.seconds,
+        "train_processor_seconds": progress.processor_seconds,
         "train_tokens": progress.tokens,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
         "peak_memory_bytes": peak_memory(trainer.accelerator.device.type),

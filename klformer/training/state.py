@@ -11,6 +11,8 @@ class Progress:
         best_metric: The best value of the selecting metric on validation; None before the first.
         best_loss: The loss beside it.
         best_step: Its step.
+        seconds: That the steps took, by a clock on the wall.
+        processor_seconds: That processors worked on them, for this process.
     """
 
     step: int = 0
@@ -18,6 +20,7 @@ class Progress:
     best_loss: float = 1e30
     best_step: int = 0
     seconds: float = 0.0
+    processor_seconds: float = 0.0
     tokens: int = 0
 
 

@@ -219,11 +219,12 @@ class Trainer:
         for step, indices in self._batches():
             if step == first + ESTIMATE_AFTER + 1:
                 self._estimate((time.monotonic() - began) / ESTIMATE_AFTER)
-            started = time.monotonic()
+            started, processor_started = time.monotonic(), time.process_time()
             done = self._one_step(step, indices)
             seconds = time.monotonic() - started
             self.progress.step = step
             self.progress.seconds += seconds
+            self.progress.processor_seconds += time.process_time() - processor_started
             self.totals.seconds += seconds
             stop, last = done.stop, step == self.total_steps
             if step % self.training.log_every == 0 or last:

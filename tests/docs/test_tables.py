@@ -272,12 +272,13 @@ def test_simulations_and_machines_as_their_commands_print_them(tmp_path):
 
 def test_what_the_runs_took(tmp_path):
     rows = [row | {"train_seconds": 1800.0} for row in [*runs("a: %", "x", 1, 2), *runs("b: %", "x", 1)]]
+    rows[0]["train_processor_seconds"], rows[1]["train_processor_seconds"] = 1500.0, 1740.0
     (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
     page = "<!-- table cost data.json -->\n<!-- /table -->\n"
     assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")][2:] == [
-        "| a | 2 | 1800 | 1.0 |",
-        "| b | 1 | 1800 | 0.5 |",
-        "| all | 3 | 1800 | 1.5 |",
+        "| a | 2 | 1800 | 1.0 | 0.9 |",
+        "| b | 1 | 1800 | 0.5 |  |",
+        "| all | 3 | 1800 | 1.5 |  |",
     ]
 
 

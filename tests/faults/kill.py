@@ -110,7 +110,7 @@ class Training(Victim):
             self._finish(self._command(name, resume=(run / "config.json").exists()))
         assert_same_state(final_state(self.straight), final_state(run))
         results = [
-            re.sub(r'"(name|train_seconds|tokens_per_second|peak_memory_bytes|date)": [^\n]*', "", text)
+            re.sub(r'"(name|train_(?:processor_)?seconds|tokens_per_second|peak_memory_bytes|date)": [^\n]*', "", text)
             for text in ((self.folder / one / "result.json").read_text() for one in ("straight", name))
         ]
         assert results[0] == results[1]

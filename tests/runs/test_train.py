@@ -62,6 +62,7 @@ def test_speed_does_not_count_evaluation(tmp_path):
     assert len(speeds) == 2
     assert seconds == pytest.approx(result["train_seconds"])
     assert result["tokens_per_second"] == pytest.approx(10 * 16 * 9 / result["train_seconds"])
+    assert result["train_processor_seconds"] > 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can forget the peak of a process")

@@ -145,15 +145,17 @@ def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float |
 
 
 def cost(rows: Sequence[Row]) -> str:
-    """Runs and hours of training by setting, and all of them together: time of the wall, in which the machine may have
-    done other things."""
+    """Runs and hours of training by setting, and all of them together: by a clock on the wall, during which the machine
+    may have done other things, and of processors; of these nothing is said where some runs do not know them."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     groups = [[row for row in rows if row["setting"] == setting] for setting in settings]
     lines = []
     for name, group in [*zip((setting.partition(":")[0] for setting in settings), groups, strict=True), ("all", rows)]:
         seconds = [row["train_seconds"] for row in group]
-        lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}"])
-    return markdown(["setting", "runs", "seconds a run (median)", "wall hours of training"], lines)
+        processor = [row.get("train_processor_seconds") for row in group]
+        hours = "" if None in processor else f"{sum(processor) / 3600:.1f}"
+        lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}", hours])
+    return markdown(["setting", "runs", "seconds a run (median)", "wall hours of training", "processor hours"], lines)
 
 
 def all_fields(rows: Sequence[Row]) -> str:
