@@ -49,6 +49,18 @@ def test_rows_take_the_place_of_a_settings():
         keep(REPORT, DATA, "time", {"name": ["softmacks"]})
 
 
+def test_runs_bring_their_setting_and_what_made_them():
+    rows = [{"setting": f"{name}: accuracy, %", "attention": "softmax", "value": 1.0} for name in ("time", "other")]
+    report = {"environment": REPORT["environment"], "command": "klformer analyze evidence runs", "rows": rows}
+    old = DATA | {"rows": [{"setting": "time: error", "value": 0.0}, *DATA["rows"]]}
+    kept = keep(report, old, "time", {}, before=["klformer compare", "klformer compare --seeds 1"])
+    assert kept["rows"] == [rows[0], {"setting": "memory", "name": "old"}]
+    made = "klformer compare\nklformer compare --seeds 1\nklformer analyze evidence runs"
+    assert kept["commands"]["time"] == made
+    with pytest.raises(ArgumentError, match="is of the setting 'memory'"):
+        keep(report, old, "memory", {})
+
+
 def test_files(tmp_path, monkeypatch):
     report, data = tmp_path / "report.json", tmp_path / "data.json"
     report.write_text(json.dumps(REPORT))

@@ -278,7 +278,7 @@ def test_what_the_runs_took(tmp_path):
     assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")][2:] == [
         "| a | 2 | 1800 | 1.0 | 0.9 |",
         "| b | 1 | 1800 | 0.5 |  |",
-        "| all | 3 | 1800 | 1.5 |  |",
+        "| all | 3 | 1800 | 1.5 | 0.9 (2 runs) |",
     ]
 
 

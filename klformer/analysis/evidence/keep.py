@@ -10,6 +10,13 @@ Rows are kept as they were measured, numbers with five digits; field=value takes
 
 The command, without the place that it wrote to, becomes that of the setting; its environment that of the file. Where
 other settings were measured in another one, `differs` says so.
+
+Rows that name their setting, as those of runs do, are taken where it is the one that is asked for, whatever metric
+stands behind its colon. --before says what was typed before the command, such as what made the runs:
+
+    klformer analyze evidence runs
+    python -m klformer.analysis.evidence.keep analysis/runs.json docs/evidence/data/text.json text-laptop \\
+      --before "klformer compare --task text --seeds 0 1 2 --attentions softmax gmm-prf"
 """
 
 import argparse
@@ -29,7 +36,12 @@ _DIGITS = 5
 
 
 def keep(
-    report: Mapping[str, Any], data: Mapping[str, Any], setting: str, conditions: Mapping[str, Sequence[str]]
+    report: Mapping[str, Any],
+    data: Mapping[str, Any],
+    setting: str,
+    conditions: Mapping[str, Sequence[str]],
+    *,
+    before: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The data with what a command reported.
 
@@ -38,25 +50,26 @@ def keep(
         data: What the docs had before.
         setting: What these rows are called in it.
         conditions: What rows must have, by field.
+        before: Commands that were typed before the one of the report.
 
     Raises:
-        ArgumentError: no row has it.
+        ArgumentError: no row has it, or is of the setting.
     """
     rows = selected(report["rows"] if "rows" in report else report["results"], conditions)
+    rows = [{"setting": setting, **row} for row in rows if _setting(row) in (None, setting)]
     if not rows:
-        raise ArgumentError(f"no row of the report has {dict(conditions)}")
+        raise ArgumentError(f"no row of the report has {dict(conditions)} and is of the setting {setting!r}")
     new = {name: report["environment"][name] for name in _ENVIRONMENT}
     new["date"] = new["date"][:10]
     environments = {name: data["environment"] | data.get("differs", {}).get(name, {}) for name in data["commands"]}
     differs = {name: _difference(old, new) for name, old in environments.items() if name != setting}
     differs = {name: other for name, other in differs.items() if other}
-    kept = [{"setting": setting, **_rounded(row)} for row in rows]
     return {
         "caption": data["caption"],
         "environment": new,
         **({"differs": differs} if differs else {}),
-        "commands": data["commands"] | {setting: _without_target(report["command"])},
-        "rows": _replaced(data["rows"], kept, setting),
+        "commands": data["commands"] | {setting: "\n".join([*before, _without_target(report["command"])])},
+        "rows": _replaced(data["rows"], [_rounded(row) for row in rows], setting),
     }
 
 
@@ -73,8 +86,13 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 def _replaced(rows: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], setting: str) -> list[Any]:
     """The rows with new ones of a setting where the first of the old ones was, or at the end."""
-    place = next((place for place, row in enumerate(rows) if row["setting"] == setting), len(rows))
-    return [*rows[:place], *new, *(row for row in rows[place:] if row["setting"] != setting)]
+    place = next((place for place, row in enumerate(rows) if _setting(row) == setting), len(rows))
+    return [*rows[:place], *new, *(row for row in rows[place:] if _setting(row) != setting)]
+
+
+def _setting(row: Mapping[str, Any]) -> str | None:
+    """The setting of a row without its metric; None if it names none."""
+    return row["setting"].partition(":")[0] if "setting" in row else None
 
 
 def _rounded(value: Any) -> Any:
@@ -99,9 +117,11 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the file of data, which is there")
     parser.add_argument("setting", help="whose rows these are")
     parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
+    parser.add_argument("--before", action="append", default=[], help="what was typed before, a command each")
     options = parser.parse_args()
-    data = keep(read_json(options.report), read_json(options.data), options.setting, conditions_of(options.conditions))
-    write_text(options.data, as_text(data))
+    report, data = read_json(options.report), read_json(options.data)
+    kept = keep(report, data, options.setting, conditions_of(options.conditions), before=options.before)
+    write_text(options.data, as_text(kept))
 
 
 if __name__ == "__main__":

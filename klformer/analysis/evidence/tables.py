@@ -146,14 +146,16 @@ def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float |
 
 def cost(rows: Sequence[Row]) -> str:
     """Runs and hours of training by setting, and all of them together: by a clock on the wall, during which the machine
-    may have done other things, and of processors; of these nothing is said where some runs do not know them."""
+    may have done other things, and of processors. Where some runs do not know these, those that do are counted."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     groups = [[row for row in rows if row["setting"] == setting] for setting in settings]
     lines = []
     for name, group in [*zip((setting.partition(":")[0] for setting in settings), groups, strict=True), ("all", rows)]:
         seconds = [row["train_seconds"] for row in group]
-        processor = [row.get("train_processor_seconds") for row in group]
-        hours = "" if None in processor else f"{sum(processor) / 3600:.1f}"
+        known = [row["train_processor_seconds"] for row in group if row.get("train_processor_seconds") is not None]
+        hours = f"{sum(known) / 3600:.1f}" if known else ""
+        if 0 < len(known) < len(group):
+            hours += f" ({len(known)} runs)"
         lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}", hours])
     return markdown(["setting", "runs", "seconds a run (median)", "wall hours of training", "processor hours"], lines)
 
