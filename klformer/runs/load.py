@@ -13,6 +13,7 @@ from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.find import find_runs
 from klformer.runs.folder import RunFolder
+from klformer.runs.rates import at_chosen_rates
 from klformer.runs.strangers import check_model_sizes, may_generate
 from klformer.tasks import DataConfig, Split, Task
 from klformer.tasks.files import only_reading
@@ -157,6 +158,9 @@ def load_run(
 class RunReader:
     """Reads several runs for one command: what is no run is left out with a note, and damaged ones do not stop it.
 
+    Of runs that differ in their learning rate alone those are left out, with a note as well, whose rate was not the
+    best on validation: a command that takes seeds together must not take learning rates together.
+
     Args:
         reporter: Told what is left out.
         data_root: Where the data is, if not where the runs had it.
@@ -179,13 +183,27 @@ class RunReader:
             raise RunError(f"there is no run in {', '.join(map(str, empty))}" if empty else "give at least one run")
         for folder in empty:
             self._reporter.say(f"note: {folder} is not a run and holds none; left out")
-        for path in paths.values():
+        readable = [run for run in map(RunFolder, paths.values()) if self._is_readable(run)]
+        chosen = at_chosen_rates(readable)
+        if len(chosen) < len(readable):
+            left_out = f"{len(readable) - len(chosen)} runs with learning rates that are not the best on validation"
+            self._reporter.say(f"note: {left_out} are left out")
+        for run in chosen:
             try:
-                loaded = load_run(path, self._reporter, data_root=self._data_root)
+                loaded = load_run(run.path, self._reporter, data_root=self._data_root)
             except UserError as error:
                 self._damaged.append(str(error))
                 continue
             yield loaded
+
+    def _is_readable(self, run: RunFolder) -> bool:
+        try:
+            run.config()
+            run.result()
+        except UserError as error:
+            self._damaged.append(str(error))
+            return False
+        return True
 
     def finish(self) -> None:
         """To be called when everything is written.

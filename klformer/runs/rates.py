@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from klformer.runs.config import ExperimentConfig
+from klformer.runs.folder import RunFolder
 from klformer.runs.naming import selecting_metric
 
 FIELD = "optimiser.learning_rate"
@@ -46,3 +47,23 @@ def chosen_rate(runs: Sequence[tuple[int, float, Mapping[str, Any]]]) -> float |
         by_seed.setdefault(seed, {})[rate] = result
     first = next((by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) > 1), None)
     return None if first is None else best_rate(first)
+
+
+def at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """Without runs of learning rates that were tried and not chosen: what `klformer compare --learning-rates` makes.
+
+    The choice is among runs that are finished.
+    """
+    models: dict[str, list[tuple[int, float, Mapping[str, Any]]]] = {}
+    for folder in folders:
+        if (result := folder.result()) is not None:
+            config = folder.config()
+            run = (config.seed, config.optimiser.learning_rate, result)
+            models.setdefault(apart_from_rate(config), []).append(run)
+    chosen = {model: chosen_rate(runs) for model, runs in models.items()}
+
+    def is_taken(folder: RunFolder) -> bool:
+        config = folder.config()
+        return chosen.get(apart_from_rate(config)) in (None, config.optimiser.learning_rate)
+
+    return [folder for folder in folders if is_taken(folder)]

@@ -146,6 +146,10 @@ def test_every_attention_takes_the_learning_rate_that_is_best_on_validation(home
         (attention, seed) for attention in ("gmm-rks", "softmax") for seed in (0, 1)
     }
     assert {row["learning_rate"] for row in rows} <= {1e-9, 1e-3}
+    spectra = run(capsys, "analyze", "eigenvalues", "runs", "--out", "analysis", "--quick")
+    assert "2 runs with learning rates that are not the best on validation are left out" in " ".join(spectra.split())
+    analysed = {row["run"] for row in json.loads((home / "analysis" / "eigenvalues.json").read_text())["rows"]}
+    assert analysed == {result["name"] for result in chosen if result["attention"].startswith("gmm-rks")}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.naming import selecting_metric, setting_and_start
-from klformer.runs.rates import apart_from_rate, chosen_rate
+from klformer.runs.rates import at_chosen_rates
 from klformer.tasks import Planted
 from klformer.training.progress import SilentReporter
 
@@ -67,7 +67,7 @@ def run(options: EvidenceAnalysis) -> None:
     finished = list(_finished(options.runs))
     if not finished:
         raise ArgumentError(f"no finished run in {', '.join(map(str, options.runs))}")
-    folders = _at_chosen_rates(finished)
+    folders = at_chosen_rates(finished)
     left_out = len(finished) - len(folders)
     by_run = [(folder, list(_numbers(folder, draws))) for folder in folders]
     numbers = [number for _, found in by_run for number in found]
@@ -96,25 +96,6 @@ def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
             if path.resolve() not in seen and folder.is_run() and folder.result() is not None:
                 seen.add(path.resolve())
                 yield folder
-
-
-def _at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Without runs of learning rates that were tried and not chosen: what `klformer compare --learning-rates` makes."""
-    models: dict[str, list[RunFolder]] = {}
-    for folder in folders:
-        models.setdefault(apart_from_rate(folder.config()), []).append(folder)
-    chosen = [
-        (runs, chosen_rate([(_seed(run), _rate(run), run.result() or {}) for run in runs])) for runs in models.values()
-    ]
-    return [run for runs, rate in chosen for run in runs if rate is None or _rate(run) == rate]
-
-
-def _seed(folder: RunFolder) -> int:
-    return folder.config().seed
-
-
-def _rate(folder: RunFolder) -> float:
-    return folder.config().optimiser.learning_rate
 
 
 def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
@@ -153,7 +134,7 @@ def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, 
         "over_draws": _over_draws(result) if number is first else None,
         "test_examples": result["test"]["num_examples"],
         "draws": result["test"]["draws"],
-        "learning_rate": _rate(folder),
+        "learning_rate": folder.config().optimiser.learning_rate,
         **what_it_took(result),
     }
 
