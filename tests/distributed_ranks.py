@@ -183,6 +183,8 @@ def weights(ranks, kind, direction, count):
 MODELS = {
     "cls sinusoidal": {"pooling": "cls"},
     "mean learned": {"pooling": "mean", "positions": "learned"},
+    "cls neighbours": {"pooling": "cls", "convolution_width": 3},
+    "mean neighbours beyond a part": {"pooling": "mean", "convolution_width": 11},
     "cls rotary separator": {"pooling": "cls", "positions": "rotary"},
     "positions": {"of_positions": True},
     "causal positions": {"of_positions": True, "causal": True},
@@ -194,7 +196,7 @@ MODELS = {
 def model(ranks, *words):
     kind, count = " ".join(words[:-1]), int(words[-1])
     settings = MODELS[kind]
-    sizes = {name: settings[name] for name in ("pooling", "positions") if name in settings}
+    sizes = {name: settings[name] for name in ("pooling", "positions", "convolution_width") if name in settings}
     config = ModelConfig(num_layers=2, num_heads=2, model_dim=MODEL, head_dim=4, ffn_dim=8, dropout=0.0, **sizes)
     spec = AttentionSpec(name="gmm-prf", options=small_options("gmm-prf"))
     tokens, mask = torch.randint(0, 9, (BATCH, LENGTH)), masks()

@@ -62,16 +62,41 @@ class Neighbours(nn.Module):
         # The mixture has entries of size one, as the inputs have.
         self.weight = nn.Parameter(torch.empty(convolution_width, model_dim).normal_(std=convolution_width**-0.5))
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Vectors (B, L, model_dim) -> (B, L, model_dim); key_mask (B, L), True = keep."""
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, parts: Parts | None = None) -> Tensor:
+        """Vectors (B, L, model_dim) -> (B, L, model_dim); key_mask (B, L), True = keep; parts are those who have the
+        other parts of the sequence, if it is in parts."""
         if key_mask is not None:
             x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
-        width = len(self.weight)
-        padded = nn.functional.pad(x, (0, 0, width // 2, width // 2))
-        mixed = padded[:, : x.shape[1]] * self.weight[0]
-        for offset in range(1, width):
-            mixed = torch.addcmul(mixed, padded[:, offset : offset + x.shape[1]], self.weight[offset])
+        reach = len(self.weight) // 2
+        if parts is None:
+            extended = nn.functional.pad(x, (0, 0, reach, reach))
+        else:
+            before, after = _beyond_the_ends(x, reach, parts)
+            extended = torch.cat([before, x, after], dim=1)
+        mixed = extended[:, : x.shape[1]] * self.weight[0]
+        for offset in range(1, len(self.weight)):
+            mixed = torch.addcmul(mixed, extended[:, offset : offset + x.shape[1]], self.weight[offset])
         return mixed
+
+
+def _beyond_the_ends(x: Tensor, reach: int, parts: Parts) -> tuple[Tensor, Tensor]:
+    """The vectors (B, reach, D) of the other parts just before and just after this one, (B, L, D); zero beyond the
+    sequence.
+
+    At every place where two parts meet a window reaches as far to both sides. All parts put what they have of it there:
+    a part may be shorter than the reach, or empty. Also what is empty depends on x, so that backward asks everybody.
+    """
+    lengths, size = parts.lengths(x.shape[1], x.device).tolist(), 2 * reach
+    begin = sum(lengths[: parts.index])
+    edge = x.new_zeros(x.shape[0], size, x.shape[2])
+    windows = [edge]
+    for meeting in range(1, parts.count):
+        ahead = begin - (sum(lengths[:meeting]) - reach)  # of the window's begin, that of this part
+        first, last = (min(max(place, 0), size) for place in (ahead, ahead + x.shape[1]))
+        own = x[:, max(first - ahead, 0) : max(last - ahead, 0)]
+        windows.append(nn.functional.pad(own, (0, 0, first, size - last)))
+    windows = [*parts.sum(torch.stack(windows)), edge]
+    return windows[parts.index][:, :reach], windows[parts.index + 1][:, reach:]
 
 
 class SequenceEmbedding(nn.Module):
@@ -191,11 +216,7 @@ class SequenceEmbedding(nn.Module):
         if self.types is not None:
             x = x + self.types[self._types(inputs)]
         if self.neighbours is not None:
-            if self.parts is not None:
-                raise ArgumentError(
-                    "a convolution over neighbours needs whole sequences; use convolution_width=0 in parts"
-                )
-            x = x + self.neighbours(x, key_mask)
+            x = x + self.neighbours(x, key_mask, self.parts)
         if self.cls_token is not None:
             # In other parts none of it, and a gradient of 0: all processes have the same parameters.
             cls = self.cls_token.expand(x.shape[0], 1, -1).to(x.dtype)[:, : int(self.holds_cls)]

@@ -63,10 +63,3 @@ def test_an_even_width_and_causal_models_are_refused():
         Neighbours(model_dim=DIM, convolution_width=4)
     with pytest.raises(ValueError, match="convolution_width must be 0 in a causal model"):
         classifier(of_positions=True, causal=True)
-
-
-def test_parts_of_sequences_are_refused():
-    model = classifier()
-    model.embedding.parts = type("Parts", (), {"index": 0, "lengths": lambda *_: torch.tensor([5, 5])})()
-    with pytest.raises(ValueError, match="needs whole sequences; use convolution_width=0 in parts"):
-        model(torch.tensor([[1, 2, 3, 4, 5]]))
