@@ -171,7 +171,8 @@ class SequenceEmbedding(nn.Module):
         if vocab_size is not None:
             check_count("vocab_size", vocab_size)
             if token_start == "ordered":
-                self.inputs = nn.Embedding.from_pretrained(ordered_start(vocab_size, model_dim), freeze=False)
+                start = ordered_start(vocab_size, model_dim)
+                self.inputs = nn.Embedding.from_pretrained(start, freeze=False)  # type: ignore[no-untyped-call]
             else:
                 self.inputs = nn.Embedding(vocab_size, model_dim)
         elif input_dim is not None:
