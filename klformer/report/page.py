@@ -19,6 +19,7 @@ import klformer
 from klformer.errors import ArgumentError
 from klformer.report import paper_numbers
 from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table, variance_table
+from klformer.report.budgets import paper_budget
 from klformer.report.collect import Collection
 from klformer.report.confusion import confusion_table
 from klformer.report.drawing import Artist, Drawing, is_drawn_here
@@ -26,14 +27,13 @@ from klformer.report.efficiency import make_efficiency
 from klformer.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
 from klformer.report.paper_numbers import LRA, LRA_TASKS, PAPER_TASKS, task_title
 from klformer.report.run import ACCURACY
-from klformer.report.run_tables import glue_table, glue_task, lra_table, setting_table
+from klformer.report.run_tables import glue_table, glue_task, lra_table, rates_table, setting_table
 from klformer.report.settings import (
     Group,
     Setting,
     attention_order,
     count,
     make_settings,
-    paper_budget,
 )
 from klformer.report.tables import Table
 from klformer.training.metrics import Metric
@@ -68,10 +68,12 @@ class Glance:
 
 @dataclass(frozen=True)
 class SettingView:
-    """A setting with its table and figures, and the classes that its best attention mixes up."""
+    """A setting with its table and figures, the learning rates it was chosen from, and the classes that its best
+    attention mixes up."""
 
     setting: Setting
     table: Table
+    rates: Table | None
     drawings: tuple[Drawing, ...]
     confusion: Table | None
 
@@ -129,7 +131,13 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
     settings = make_settings(collection.runs)
     artist = Artist(folder, _attentions(collection))
     views = [
-        SettingView(setting, setting_table(setting), _drawings(artist, setting), confusion_table(setting))
+        SettingView(
+            setting=setting,
+            table=setting_table(setting),
+            rates=rates_table(setting),
+            drawings=_drawings(artist, setting),
+            confusion=confusion_table(setting),
+        )
         for setting in settings
     ]
     title_of_average = "Average over ListOps, Text and Retrieval"

@@ -12,6 +12,7 @@ from klformer.report.run import ACCURACY, PRETRAINED
 from klformer.report.settings import Group, Setting, attention_order, count
 from klformer.report.tables import MISSING, Cell, Column, Table, number, percent, words
 from klformer.runs.glue_numbers import GLUE
+from klformer.runs.rates import FIELD as RATE
 from klformer.training.metrics import Metric
 
 #: What runs may call the metrics of the GLUE table.
@@ -132,6 +133,33 @@ def setting_table(setting: Setting) -> Table:
         rows.append((*_runs_of(group), *printed, *_scores(group, more, best=setting.is_best(group)), *_costs(group)))
     columns = _setting_columns(metric, has_paper=has_paper, extras=extras)
     return Table(f"setting-{setting.letter}", "Attentions, best first", columns, tuple(rows))
+
+
+def rates_table(setting: Setting) -> Table | None:
+    """The learning rates that were tried, attention by attention; None where there was no choice."""
+    if not setting.tried:
+        return None
+    metric, score = setting.metric, setting.metric.label
+    columns = (
+        Column("attention", numeric=False),
+        Column("learning rate", "here"),
+        Column("runs", "here"),
+        Column("validation", "here", score, hint="best on the validation set, by which it is chosen at the first seed"),
+        Column("test", "here", score),
+    )
+    rows = []
+    for group in setting.tried:
+        shown = setting.group(group.attention)
+        chosen = shown is not None and group.runs[0] in shown.runs
+        rate, validation, test = group.runs[0].config[RATE], group.best_validation(), group.score()
+        rows.append(
+            (
+                *(words(group.attention, code=True), Cell(f"{rate:g}", rate, note="chosen" if chosen else "")),
+                Cell(str(len(group.finished)), len(group.finished)),
+                *(MISSING if one is None else Cell(metric.show_scaled(one), one) for one in (validation, test)),
+            )
+        )
+    return Table(f"rates-{setting.letter}", "Learning rates that were tried", columns, tuple(rows))
 
 
 def _setting_columns(metric: Metric, *, has_paper: bool, extras: Sequence[str]) -> tuple[Column, ...]:

@@ -1,4 +1,8 @@
-"""Runs that may be compared: those of one task with the same configuration but for attention and seed."""
+"""Runs that may be compared: those of one task with the same configuration but for attention and seed.
+
+Where an attention was run with several learning rates, it is compared with the one that is best on validation, as
+`klformer compare --learning-rates` chooses it. The others are kept beside, as what was tried.
+"""
 
 import json
 import math
@@ -11,12 +15,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from klformer.models import ModelConfig
+from klformer.report.budgets import describe_budget
 from klformer.report.paper_numbers import LRA, PAPER_TASKS
 from klformer.report.reading import finite
 from klformer.report.run import ACCURACY, Run
 from klformer.runs.folder import TaskFacts
-from klformer.runs.presets import preset_table
-from klformer.tasks import TASKS, DataConfig
+from klformer.runs.rates import FIELD as RATE
+from klformer.runs.rates import chosen_rate
+from klformer.tasks import DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.metrics import Metric
 
@@ -51,6 +57,8 @@ DEFAULTS = {
     for name, field in kind.model_fields.items()
     if not field.is_required()
 }
+#: Task, preset and configuration of a setting.
+_Key = tuple[TaskFacts, str, str]
 #: The order of the page: the paper's tasks, then that of sparsity; others follow by name.
 TASK_ORDER = (*PAPER_TASKS, "sparsity")
 
@@ -132,10 +140,18 @@ class Setting:
     groups: tuple[Group, ...]
     #: The fields, with their values, in which the settings of this task differ.
     difference: tuple[str, ...] = ()
+    #: Attentions with all learning rates that were tried, the chosen one among them; none where there was no choice.
+    tried: tuple[Group, ...] = ()
 
     @property
     def runs(self) -> tuple[Run, ...]:
         return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def all_runs(self) -> tuple[Run, ...]:
+        """With those of learning rates that were tried and not chosen."""
+        chosen = {run.title for run in self.runs}
+        return (*self.runs, *(run for group in self.tried for run in group.runs if run.title not in chosen))
 
     @property
     def metric(self) -> Metric:
@@ -150,6 +166,11 @@ class Setting:
     def paper_task(self) -> str | None:
         """The task of the paper's tables whose figures stand beside those of this setting."""
         return self.task.name if self.task.name in PAPER_TASKS and self.metric == ACCURACY else None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates that were tried."""
+        return tuple(sorted({rate for group in self.tried for _, rate in _with_rates(group.runs)}))
 
     def group(self, attention: str) -> Group | None:
         return next((group for group in self.groups if group.attention == attention), None)
@@ -201,13 +222,24 @@ def task_order(name: str) -> int:
 
 def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     """Sort the runs into settings, with a letter each, in the order of the page."""
-    by_key: dict[tuple[TaskFacts, str, str], list[Run]] = {}
-    for run in runs:
-        # Runs of one task may be older than the names of its classes.
-        task = run.task.model_copy(update={"classes": ()})
-        by_key.setdefault((task, run.preset, json.dumps(_essence(run), sort_keys=True)), []).append(run)
+    by_key: dict[_Key, list[Run]] = {}
+    tried: dict[_Key, list[Group]] = {}
+    for of_model in _models(runs):
+        finished = [(run.seed, rate, _rank(run)) for run, rate in _with_rates(of_model) if run.result is not None]
+        chosen = chosen_rate(finished)
+        if chosen is None:
+            for run in of_model:
+                by_key.setdefault(_key(run, _essence(run)), []).append(run)
+            continue
+        rates = sorted({rate for _, rate in _with_rates(of_model)})
+        essence = _essence(of_model[0]) | {RATE: f"best of {', '.join(f'{rate:g}' for rate in rates)}"}
+        key = _key(of_model[0], essence)
+        by_key.setdefault(key, []).extend(run for run, rate in _with_rates(of_model) if rate == chosen)
+        for rate in rates:
+            at_rate = tuple(run for run, other in _with_rates(of_model) if other == rate)
+            tried.setdefault(key, []).append(Group(of_model[0].attention, at_rate, of_model[0].task.metric))
 
-    def place(key: tuple[TaskFacts, str, str]) -> tuple[int, str, str, str, str, int, str]:
+    def place(key: _Key) -> tuple[int, str, str, str, str, int, str]:
         task, preset, essence = key
         return (
             *(task_order(task.name), task.name, task.label, task.metric.name),
@@ -225,39 +257,10 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
                 preset=key[1],
                 groups=_groups(by_key[key], key[0].metric),
                 difference=_difference(json.loads(key[2]), [json.loads(other[2]) for other in same_task]),
+                tried=tuple(sorted(tried.get(key, []), key=lambda group: attention_order(group.attention))),
             )
         )
     return tuple(settings)
-
-
-def describe_budget(config: Mapping[str, Any]) -> str:
-    """Steps, batch, length and model, from a flat configuration; a length that is not set is the task's own."""
-
-    def number(key: str) -> str:
-        value = finite(config.get(key))
-        return "?" if value is None else f"{value:,}"
-
-    steps = finite(config.get("training.max_steps"))
-    length = f"{steps:,} steps" if steps is not None else f"{number('training.max_epochs')} epochs"
-    task = str(config.get("task"))
-    usual = TASKS[task].default_max_len if task in TASKS else None
-    tokens = finite(config.get("data.max_len")) or usual
-    layers = "1 layer" if config.get("model.num_layers") == 1 else f"{number('model.num_layers')} layers"
-    return (
-        f"{length} of {number('training.batch_size')} sequences"
-        + (f" of at most {tokens:,} tokens" if tokens is not None else "")
-        + f", {layers} of width {number('model.model_dim')}"
-    )
-
-
-def paper_budget(task: str) -> str | None:
-    """The paper's own budget for a task, from its table of hyper-parameters."""
-    lengths = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024}
-    if task not in lengths:
-        return None
-    table = preset_table("paper", task)
-    flat = {f"{section}.{key}": value for section in ("model", "training") for key, value in table[section].items()}
-    return describe_budget(flat | {"data.max_len": lengths[task]})
 
 
 def count(number: int, what: str) -> str:
@@ -282,6 +285,30 @@ def _groups(runs: Sequence[Run], metric: Metric) -> tuple[Group, ...]:
     for run in sorted(runs, key=lambda run: run.seed):
         by_attention.setdefault(run.attention, []).append(run)
     return tuple(Group(name, tuple(by_attention[name]), metric) for name in sorted(by_attention, key=attention_order))
+
+
+def _models(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that differ in learning rate and seed alone, together."""
+    models: dict[tuple[str, _Key], list[Run]] = {}
+    for run in runs:
+        models.setdefault((run.attention, _key(run, _essence(run) | {RATE: None})), []).append(run)
+    return list(models.values())
+
+
+def _key(run: Run, essence: Mapping[str, Any]) -> _Key:
+    # Runs of one task may be older than the names of its classes.
+    return run.task.model_copy(update={"classes": ()}), run.preset, json.dumps(essence, sort_keys=True)
+
+
+def _with_rates(runs: Sequence[Run]) -> list[tuple[Run, float]]:
+    """Runs with their learning rates, where those are numbers."""
+    return [(run, rate) for run in runs if (rate := finite(run.config.get(RATE))) is not None]
+
+
+def _rank(run: Run) -> float:
+    """The higher the better on validation."""
+    value = None if run.result is None else run.result.validation.get(run.task.metric.name)
+    return -math.inf if value is None else run.task.metric.rank(value)
 
 
 def _essence(run: Run) -> dict[str, Any]:

@@ -27,7 +27,15 @@ def best_rate(tried: Mapping[float, Mapping[str, Any]]) -> float:
     Args:
         tried: Results of runs that differ in nothing else, by their learning rates.
     """
-    return max(tried, key=lambda rate: (selecting_metric(tried[rate]).rank(on_validation(tried[rate])), rate))
+    return _highest({rate: _rank(result) for rate, result in tried.items()})
+
+
+def _rank(result: Mapping[str, Any]) -> float:
+    return selecting_metric(result).rank(on_validation(result))
+
+
+def _highest(ranks: Mapping[float, float]) -> float:
+    return max(ranks, key=lambda rate: (ranks[rate], rate))
 
 
 def on_validation(result: Mapping[str, Any]) -> float:
@@ -36,17 +44,17 @@ def on_validation(result: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def chosen_rate(runs: Sequence[tuple[int, float, Mapping[str, Any]]]) -> float | None:
+def chosen_rate(runs: Sequence[tuple[int, float, float]]) -> float | None:
     """The learning rate that is chosen by the first seed that was run with several; None if there is no such seed.
 
     Args:
-        runs: Seed, learning rate and result of every run of one model.
+        runs: Seed, learning rate and rank on validation, the higher the better, of every run of one model.
     """
-    by_seed: dict[int, dict[float, Mapping[str, Any]]] = {}
-    for seed, rate, result in runs:
-        by_seed.setdefault(seed, {})[rate] = result
+    by_seed: dict[int, dict[float, float]] = {}
+    for seed, rate, rank in runs:
+        by_seed.setdefault(seed, {})[rate] = rank
     first = next((by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) > 1), None)
-    return None if first is None else best_rate(first)
+    return None if first is None else _highest(first)
 
 
 def at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
@@ -60,7 +68,11 @@ def at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
             config = folder.config()
             run = (config.seed, config.optimiser.learning_rate, result)
             models.setdefault(apart_from_rate(config), []).append(run)
-    chosen = {model: chosen_rate(runs) for model, runs in models.items()}
+    chosen = {
+        model: chosen_rate([(seed, rate, _rank(result)) for seed, rate, result in runs])
+        for model, runs in models.items()
+        if len({rate for _, rate, _ in runs}) > 1
+    }
 
     def is_taken(folder: RunFolder) -> bool:
         config = folder.config()

@@ -32,7 +32,7 @@ from klformer.report.analysis_tables import eigenvalue_head_tables, eigenvalue_t
 from klformer.report.collect import collect
 from klformer.report.confusion import confusion_table
 from klformer.report.paper_numbers import EIGENVALUES
-from klformer.report.run_tables import glue_task, lra_table, setting_table
+from klformer.report.run_tables import glue_task, lra_table, rates_table, setting_table
 from klformer.report.settings import make_settings
 from klformer.tasks import Text
 
@@ -264,6 +264,37 @@ def test_only_equal_settings_are_compared(tmp_path):
     assert settings[1].difference == ("training.max_steps = 7",)
     rows = [row for row in lra_table(settings).rows if row[0].note == "softmax" or row[0].text == "softmax"]
     assert [row[5].note for row in rows] == ["A", "B"]  # one row a setting, none of them averaged
+
+
+def test_attentions_have_their_best_learning_rate_in_one_setting(tmp_path):
+    def run(name, attention, rate, accuracy, **more):
+        make_run(tmp_path / name, attention, accuracy=accuracy, optimiser={"learning_rate": rate}, **more)
+
+    run("a", "gmm-rks", 0.002, 0.61)
+    run("b", "gmm-rks", 0.006, 0.64)
+    run("c", "gmm-rks", 0.006, 0.66, seed=1)
+    run("d", "softmax", 0.002, 0.7)
+    run("e", "softmax", 0.006, 0.5)
+    run("f", "performer", 0.006, 0.5)  # without a choice
+    together, alone = make_settings(collect([tmp_path]).runs)
+    assert {group.attention: [run.name for run in group.runs] for group in together.groups} == {
+        "softmax": ["d"], "gmm-rks": ["b", "c"],
+    }  # fmt: skip
+    assert {run.name for run in together.all_runs} == {"a", "b", "c", "d", "e"}
+    assert together.rates == (0.002, 0.006)
+    assert [run.name for run in alone.runs] == ["f"]
+    assert (alone.rates, rates_table(alone)) == ((), None)
+    assert together.difference == ('optimiser.learning_rate = "best of 0.002, 0.006"',)
+    rows = [[cell.text for cell in row] + [row[1].note] for row in rates_table(together).rows]
+    assert rows == [
+        ["softmax", "0.002", "1", "60.00", "70.00", "chosen"],
+        ["softmax", "0.006", "1", "60.00", "50.00", ""],
+        ["gmm-rks", "0.002", "1", "60.00", "61.00", ""],
+        ["gmm-rks", "0.006", "2", "60.00", "65.00", "chosen"],
+    ]
+    text = text_of(page_of(tmp_path, tmp_path))
+    assert "the learning rate that is best for it on validation, of 0.002, 0.006." in text
+    assert "Learning rates that were tried" in text
 
 
 def test_a_run_that_is_older_than_a_field_has_its_default(tmp_path):
