@@ -188,8 +188,8 @@ MODELS = {
     "cls rotary separator": {"pooling": "cls", "positions": "rotary"},
     "positions": {"of_positions": True},
     "causal positions": {"of_positions": True, "causal": True},
-    "pair": {"is_pair": True},
-    "masked": {},
+    "pair": {"is_pair": True, "convolution_width": 3},
+    "masked": {"convolution_width": 5},
 }
 
 

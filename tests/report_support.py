@@ -55,6 +55,7 @@ def make_run(
     preset_name="laptop",
     seed=0,
     accuracy=0.625,
+    validation=None,
     finished=True,
     metric=ACCURACY,
     about=None,
@@ -64,6 +65,7 @@ def make_run(
 
     Args:
         accuracy: The score on the test set, of whatever metric.
+        validation: That on the validation set, if it is another.
         about: Changes in task.json, like {"chance": 0.2}.
         changes: Changes in the configuration, like training={...}.
     """
@@ -90,7 +92,8 @@ def make_run(
         "parameters": 1234, "steps": 30, "best_step": 20, "first_reached": {}, "train_seconds": 90.0,
         "train_tokens": 1000, "tokens_per_second": 11.0, "peak_memory_bytes": 300 * 2**20,
         "kernel_moved": 0.37, "kernel_frequencies_moved": 0.41,
-        "environment": {"torch": "9.9.9", "device": "cpu"}, "validation": score, "test": score,
+        "environment": {"torch": "9.9.9", "device": "cpu"}, "test": score,
+        "validation": score | {name: accuracy if validation is None else validation},
     }  # fmt: skip
     if finished:
         (folder / "result.json").write_text(json.dumps(result))

@@ -1,7 +1,8 @@
 """Sequence parallelism: every process has a contiguous part of the sequence, and the same model.
 
-What a kernel attention needs of the other parts is a state of fixed size. One exchange of it a layer is all that is
-said between processes; projections, feed-forward parts and norms see positions one by one and know nothing of it.
+What a kernel attention needs of the other parts is a state of fixed size. One exchange of it a layer, and one of the
+inputs at the ends of parts if there is a convolution over neighbours, is all that is said between processes;
+projections, feed-forward parts and norms see positions one by one and know nothing of it.
 """
 
 from typing import TypeVar

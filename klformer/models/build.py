@@ -1,5 +1,6 @@
 """From a configuration and the shape of a task to a whole model."""
 
+import torch
 from torch import Tensor
 
 from klformer.attention import AttentionSpec
@@ -123,6 +124,9 @@ def build_masked(
     embedding = _embedding(
         config, max_len=max_len, vocab_size=len(counts), input_dim=None, cls=cls, separator=separator
     )
+    if config.token_start == "ordered":
+        with torch.no_grad():
+            embedding.inputs.weight[-1].normal_()  # the mask, which is no amount
     encoder = TransformerEncoder(config.encoder(attention, max_len=max_len))
     head = MaskedHead(model_dim=config.model_dim, log_frequencies=log_frequencies(counts))
     return MaskedLanguageModel(embedding, encoder, head)

@@ -21,7 +21,7 @@ def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
     return table.float()
 
 
-#: How many radians the fastest waves of `ordered_start` turn, about, from the middle of the tokens to an end.
+#: How many radians a wave of `ordered_start` turns from the middle of the tokens to an end: its deviation.
 _TURN = 3.0
 
 
@@ -68,7 +68,7 @@ class Neighbours(nn.Module):
         if key_mask is not None:
             x = x.masked_fill(~key_mask.unsqueeze(-1), 0)
         reach = len(self.weight) // 2
-        if parts is None:
+        if parts is None or parts.count == 1:
             extended = nn.functional.pad(x, (0, 0, reach, reach))
         else:
             before, after = _beyond_the_ends(x, reach, parts)
@@ -88,14 +88,14 @@ def _beyond_the_ends(x: Tensor, reach: int, parts: Parts) -> tuple[Tensor, Tenso
     """
     lengths, size = parts.lengths(x.shape[1], x.device).tolist(), 2 * reach
     begin = sum(lengths[: parts.index])
-    edge = x.new_zeros(x.shape[0], size, x.shape[2])
-    windows = [edge]
+    windows = []
     for meeting in range(1, parts.count):
         ahead = begin - (sum(lengths[:meeting]) - reach)  # of the window's begin, that of this part
         first, last = (min(max(place, 0), size) for place in (ahead, ahead + x.shape[1]))
         own = x[:, max(first - ahead, 0) : max(last - ahead, 0)]
         windows.append(nn.functional.pad(own, (0, 0, first, size - last)))
-    windows = [*parts.sum(torch.stack(windows)), edge]
+    edge = x.new_zeros(x.shape[0], size, x.shape[2])
+    windows = [edge, *parts.sum(torch.stack(windows)), edge]
     return windows[parts.index][:, :reach], windows[parts.index + 1][:, reach:]
 
 

@@ -9,10 +9,9 @@ from statistics import fmean
 from klformer.memory import MEBIBYTE
 from klformer.report.paper_numbers import GLUE_COLUMNS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, LraRow
 from klformer.report.run import ACCURACY, PRETRAINED
-from klformer.report.settings import Group, Setting, attention_order, count
+from klformer.report.settings import Group, Setting, attention_order, count, learning_rate
 from klformer.report.tables import MISSING, Cell, Column, Table, number, percent, words
 from klformer.runs.glue_numbers import GLUE
-from klformer.runs.rates import FIELD as RATE
 from klformer.training.metrics import Metric
 
 #: What runs may call the metrics of the GLUE table.
@@ -144,14 +143,14 @@ def rates_table(setting: Setting) -> Table | None:
         Column("attention", numeric=False),
         Column("learning rate", "here"),
         Column("runs", "here"),
-        Column("validation", "here", score, hint="best on the validation set, by which it is chosen at the first seed"),
+        Column("validation", "here", score, hint="with the weights that were tested; the first seed chooses by it"),
         Column("test", "here", score),
     )
     rows = []
     for group in setting.tried:
         shown = setting.group(group.attention)
         chosen = shown is not None and group.runs[0] in shown.runs
-        rate, validation, test = group.runs[0].config[RATE], group.best_validation(), group.score()
+        rate, validation, test = learning_rate(group.runs[0]), group.validation(), group.score()
         rows.append(
             (
                 *(words(group.attention, code=True), Cell(f"{rate:g}", rate, note="chosen" if chosen else "")),
@@ -264,6 +263,6 @@ def _glue_cell(attention: str, task: str, metric: str, settings: Sequence[Settin
             tried.append((rank, known[0], setting.letter))
     if not tried:
         return MISSING
-    # Of several settings, such as learning rates, the one that is best on validation.
+    # Of several settings the one that is best on validation.
     _, value, letter = max(tried, key=lambda one: one[0])
     return number(value, note=letter)

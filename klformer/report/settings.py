@@ -21,7 +21,7 @@ from klformer.report.reading import finite
 from klformer.report.run import ACCURACY, Run
 from klformer.runs.folder import TaskFacts
 from klformer.runs.rates import FIELD as RATE
-from klformer.runs.rates import chosen_rate
+from klformer.runs.rates import choice, rank_on_validation
 from klformer.tasks import DataConfig
 from klformer.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.training.metrics import Metric
@@ -112,6 +112,11 @@ class Group:
             return over_seeds
         return max(over_seeds, self.metric.scaled(math.sqrt(share * (1 - share) / size)))
 
+    def validation(self) -> float | None:
+        """The metric on the validation set with the weights that were tested, scaled and averaged over seeds."""
+        value = _mean(self._by_seed(_on_validation))
+        return None if value is None else self.metric.scaled(value)
+
     def best_validation(self) -> float | None:
         """The best validation so far, scaled and averaged over seeds; there for unfinished runs, too."""
         return _mean(
@@ -142,6 +147,8 @@ class Setting:
     difference: tuple[str, ...] = ()
     #: Attentions with all learning rates that were tried, the chosen one among them; none where there was no choice.
     tried: tuple[Group, ...] = ()
+    #: What the learning rate is, in words, if it was chosen.
+    rate: str = ""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -166,11 +173,6 @@ class Setting:
     def paper_task(self) -> str | None:
         """The task of the paper's tables whose figures stand beside those of this setting."""
         return self.task.name if self.task.name in PAPER_TASKS and self.metric == ACCURACY else None
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The learning rates that were tried."""
-        return tuple(sorted({rate for group in self.tried for _, rate in _with_rates(group.runs)}))
 
     def group(self, attention: str) -> Group | None:
         return next((group for group in self.groups if group.attention == attention), None)
@@ -225,18 +227,18 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     by_key: dict[_Key, list[Run]] = {}
     tried: dict[_Key, list[Group]] = {}
     for of_model in _models(runs):
-        finished = [(run.seed, rate, _rank(run)) for run, rate in _with_rates(of_model) if run.result is not None]
-        chosen = chosen_rate(finished)
-        if chosen is None:
+        finished = [(run.seed, learning_rate(run), _rank(run)) for run in of_model if run.result is not None]
+        found = choice(finished)
+        if found is None:
             for run in of_model:
                 by_key.setdefault(_key(run, _essence(run)), []).append(run)
             continue
-        rates = sorted({rate for _, rate in _with_rates(of_model)})
+        chosen, rates = found
         essence = _essence(of_model[0]) | {RATE: f"best of {', '.join(f'{rate:g}' for rate in rates)}"}
         key = _key(of_model[0], essence)
-        by_key.setdefault(key, []).extend(run for run, rate in _with_rates(of_model) if rate == chosen)
-        for rate in rates:
-            at_rate = tuple(run for run, other in _with_rates(of_model) if other == rate)
+        by_key.setdefault(key, []).extend(run for run in of_model if learning_rate(run) == chosen)
+        for rate in sorted(set(map(learning_rate, of_model))):
+            at_rate = tuple(run for run in of_model if learning_rate(run) == rate)
             tried.setdefault(key, []).append(Group(of_model[0].attention, at_rate, of_model[0].task.metric))
 
     def place(key: _Key) -> tuple[int, str, str, str, str, int, str]:
@@ -258,6 +260,7 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
                 groups=_groups(by_key[key], key[0].metric),
                 difference=_difference(json.loads(key[2]), [json.loads(other[2]) for other in same_task]),
                 tried=tuple(sorted(tried.get(key, []), key=lambda group: attention_order(group.attention))),
+                rate=json.loads(key[2])[RATE] if key in tried else "",
             )
         )
     return tuple(settings)
@@ -300,15 +303,18 @@ def _key(run: Run, essence: Mapping[str, Any]) -> _Key:
     return run.task.model_copy(update={"classes": ()}), run.preset, json.dumps(essence, sort_keys=True)
 
 
-def _with_rates(runs: Sequence[Run]) -> list[tuple[Run, float]]:
-    """Runs with their learning rates, where those are numbers."""
-    return [(run, rate) for run in runs if (rate := finite(run.config.get(RATE))) is not None]
+def learning_rate(run: Run) -> float:
+    """The learning rate; 0 where a configuration has one that is no number."""
+    return finite(_essence(run)[RATE]) or 0.0
 
 
 def _rank(run: Run) -> float:
-    """The higher the better on validation."""
-    value = None if run.result is None else run.result.validation.get(run.task.metric.name)
-    return -math.inf if value is None else run.task.metric.rank(value)
+    return rank_on_validation(run.task.metric, _on_validation(run))
+
+
+def _on_validation(run: Run) -> float | None:
+    """The metric on the validation set, with the weights that were tested."""
+    return None if run.result is None else run.result.validation.get(run.task.metric.name)
 
 
 def _essence(run: Run) -> dict[str, Any]:

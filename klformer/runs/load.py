@@ -158,8 +158,9 @@ def load_run(
 class RunReader:
     """Reads several runs for one command: what is no run is left out with a note, and damaged ones do not stop it.
 
-    Of runs that differ in their learning rate alone those are left out, with a note as well, whose rate was not the
-    best on validation: a command that takes seeds together must not take learning rates together.
+    Of finished runs that differ in their learning rate alone those are left out, with a note as well, whose rate was
+    not the best on validation at the first seed that has several: a command that takes seeds together is not to take
+    together what was tried and what was chosen.
 
     Args:
         reporter: Told what is left out.
@@ -199,7 +200,9 @@ class RunReader:
     def _is_readable(self, run: RunFolder) -> bool:
         try:
             run.config()
-            run.result()
+            result = run.result()
+            if result is not None and ("metric" not in result or not isinstance(result.get("validation"), dict)):
+                raise RunError(f"{run.path / run.RESULT} is not a run's result: metric or validation is missing")
         except UserError as error:
             self._damaged.append(str(error))
             return False

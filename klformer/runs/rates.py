@@ -1,11 +1,13 @@
 """Learning rates: of several that are tried, the one that is best on validation."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.folder import RunFolder
 from klformer.runs.naming import selecting_metric
+from klformer.training.metrics import Metric
 
 FIELD = "optimiser.learning_rate"
 
@@ -30,8 +32,13 @@ def best_rate(tried: Mapping[float, Mapping[str, Any]]) -> float:
     return _highest({rate: _rank(result) for rate, result in tried.items()})
 
 
+def rank_on_validation(metric: Metric, value: float | None) -> float:
+    """The higher the better; what is no number is worst."""
+    return -math.inf if value is None or math.isnan(value) else metric.rank(value)
+
+
 def _rank(result: Mapping[str, Any]) -> float:
-    return selecting_metric(result).rank(on_validation(result))
+    return rank_on_validation(selecting_metric(result), result["validation"].get(result["metric"]))
 
 
 def _highest(ranks: Mapping[float, float]) -> float:
@@ -44,17 +51,18 @@ def on_validation(result: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def chosen_rate(runs: Sequence[tuple[int, float, float]]) -> float | None:
-    """The learning rate that is chosen by the first seed that was run with several; None if there is no such seed.
+def choice(runs: Sequence[tuple[int, float, float]]) -> tuple[float, list[float]] | None:
+    """The learning rate that is chosen by the first seed that was run with several, and those it was chosen from; None
+    if there is no such seed.
 
     Args:
-        runs: Seed, learning rate and rank on validation, the higher the better, of every run of one model.
+        runs: Seed, learning rate and rank on validation, the higher the better, of every finished run of one model.
     """
     by_seed: dict[int, dict[float, float]] = {}
     for seed, rate, rank in runs:
         by_seed.setdefault(seed, {})[rate] = rank
     first = next((by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) > 1), None)
-    return None if first is None else _highest(first)
+    return None if first is None else (_highest(first), sorted(first))
 
 
 def at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
@@ -68,14 +76,14 @@ def at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
             config = folder.config()
             run = (config.seed, config.optimiser.learning_rate, result)
             models.setdefault(apart_from_rate(config), []).append(run)
-    chosen = {
-        model: chosen_rate([(seed, rate, _rank(result)) for seed, rate, result in runs])
-        for model, runs in models.items()
-        if len({rate for _, rate, _ in runs}) > 1
-    }
+    chosen = {}
+    for model, runs in models.items():
+        if len({rate for _, rate, _ in runs}) > 1:
+            chosen[model] = choice([(seed, rate, _rank(result)) for seed, rate, result in runs])
 
     def is_taken(folder: RunFolder) -> bool:
         config = folder.config()
-        return chosen.get(apart_from_rate(config)) in (None, config.optimiser.learning_rate)
+        found = chosen.get(apart_from_rate(config))
+        return found is None or found[0] == config.optimiser.learning_rate
 
     return [folder for folder in folders if is_taken(folder)]

@@ -132,7 +132,9 @@ class Saver:
             callback.load(checkpoint.info["callbacks"][callback.name])
         if self.accelerator.scaler is not None and "scaler" in checkpoint.info:
             self.accelerator.scaler.load_state_dict(checkpoint.info["scaler"])
-        return Progress(**checkpoint.info["progress"]), StepTotals(**checkpoint.info["totals"])
+        # A checkpoint that is older than the count of processor seconds does not know them.
+        progress = {"processor_seconds": None} | checkpoint.info["progress"]
+        return Progress(**progress), StepTotals(**checkpoint.info["totals"])
 
     def _remove_earlier(self, step: int) -> None:
         """Remove the weights of an earlier start that the run has passed by without writing them again."""

@@ -12,7 +12,7 @@ class Progress:
         best_loss: The loss beside it.
         best_step: Its step.
         seconds: That the steps took, by a clock on the wall.
-        processor_seconds: That processors worked on them, for this process.
+        processor_seconds: That processors worked on them, for this process; None if it began without counting.
     """
 
     step: int = 0
@@ -20,7 +20,7 @@ class Progress:
     best_loss: float = 1e30
     best_step: int = 0
     seconds: float = 0.0
-    processor_seconds: float = 0.0
+    processor_seconds: float | None = 0.0
     tokens: int = 0
 
 

@@ -224,7 +224,8 @@ class Trainer:
             seconds = time.monotonic() - started
             self.progress.step = step
             self.progress.seconds += seconds
-            self.progress.processor_seconds += time.process_time() - processor_started
+            if self.progress.processor_seconds is not None:
+                self.progress.processor_seconds += time.process_time() - processor_started
             self.totals.seconds += seconds
             stop, last = done.stop, step == self.total_steps
             if step % self.training.log_every == 0 or last:

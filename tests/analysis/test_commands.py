@@ -467,13 +467,17 @@ def test_what_is_no_run_is_left_out_and_what_is_damaged_is_said_at_the_end(runs,
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text("{")
-    folders = [str(folder) for folder in (tmp_path / "empty", tmp_path / "bad", runs / "gmm-rks")]
+    odd = tmp_path / "odd"
+    shutil.copytree(runs / "gmm-rks", odd)
+    (odd / "result.json").write_text("{}")
+    folders = [str(folder) for folder in (tmp_path / "empty", tmp_path / "bad", odd, runs / "gmm-rks")]
     with pytest.raises(SystemExit) as caught:
         main(["analyze", "eigenvalues", *folders, "--out", str(tmp_path)])
     assert caught.value.code == 1
     said = capsys.readouterr()
     assert f"note: {tmp_path / 'empty'} is not a run and holds none; left out" in said.out
     assert f"klformer: runs that can't be read were left out: {tmp_path / 'bad' / 'config.json'}: " in said.err
+    assert f"{odd / 'result.json'} is not a run's result: metric or validation is missing" in said.err
     assert {row["run"] for row in results(tmp_path, "eigenvalues")} == {"gmm-rks"}
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klformer.models import AttentionSpec, ModelConfig, build_classifier
+from klformer.models import AttentionSpec, ModelConfig, build_classifier, build_masked
 from klformer.models.embeddings import SequenceEmbedding, ordered_start
 
 DIM = 8_191
@@ -34,6 +34,16 @@ def test_neighbouring_tokens_start_alike_in_a_model_and_others_do_not():
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(weight[100], weight[101], dim=0) > 0.99
     assert cosine(weight[0], weight[255], dim=0).abs() < 0.5
+
+
+def test_a_mask_is_no_amount():
+    torch.manual_seed(0)
+    config = ModelConfig(token_start="ordered", model_dim=512, num_layers=1)
+    spec = AttentionSpec(name="gmm-prf")
+    weight = build_masked(config, spec, max_len=5, counts=torch.ones(257)).embedding.inputs.weight
+    cosines = torch.nn.functional.cosine_similarity(weight[:-1], weight[-1:], dim=1)
+    assert cosines.abs().max() < 0.3  # independent vectors: 1 / sqrt(512) is one deviation
+    assert torch.nn.functional.cosine_similarity(weight[254], weight[255], dim=0) > 0.99
 
 
 def test_vectors_have_no_order():

@@ -15,6 +15,7 @@ from klformer.models import AttentionSpec
 from klformer.runs.compare import check_model, compare
 from klformer.runs.naming import run_name
 from klformer.runs.presets import preset
+from klformer.runs.rates import best_rate, choice
 from klformer.runs.sweep import Variant, variants
 from klformer.training.progress import SilentReporter
 
@@ -179,3 +180,13 @@ def test_runs_that_differ_in_more_than_the_learning_rate_are_not_chosen_from(hom
         "0.3",
     )
     assert "can't be told apart" in fails(capsys, 2, "analyze", "evidence", "runs")
+
+
+def test_a_rate_whose_validation_is_no_number_is_not_chosen():
+    known = {"metric": "accuracy", "metric_higher_is_better": True, "metric_percent": True}
+    accuracies = {0.02: None, 0.01: float("nan"), 1e-3: 0.1}
+    results = {rate: known | {"validation": {"accuracy": value}} for rate, value in accuracies.items()}
+    assert best_rate(results) == 1e-3
+    assert best_rate(dict(reversed(results.items()))) == 1e-3
+    assert choice([(1, 0.1, 5.0), (0, 0.3, 1.0), (0, 0.2, 2.0), (1, 0.3, 9.0)]) == (0.2, [0.2, 0.3])
+    assert choice([(0, 0.1, 5.0), (1, 0.2, 5.0)]) is None

@@ -27,6 +27,7 @@ from run_support import (
 import klformer
 from klformer.errors import Interrupted, RunError
 from klformer.runs import train as run_module
+from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
 from klformer.runs.train import train_run
@@ -35,6 +36,7 @@ from klformer.training.log import read_lines
 from klformer.training.objectives import Classification
 from klformer.training.processes import make_accelerator
 from klformer.training.progress import SilentReporter
+from klformer.training.saving import Saver
 
 
 @pytest.mark.parametrize("name", klformer.attention_names())
@@ -263,3 +265,18 @@ def test_killed_five_times_and_resumed_is_the_same_run(tmp_path):
     assert results[0] == results[1]
     logs = [read_lines(tmp_path / name / "metrics.jsonl") for name in ("straight", "killed")]
     assert without_speed(logs[0]) == without_speed(logs[1])
+
+
+def test_a_run_that_began_without_counting_processor_seconds_does_not_say_some(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    train_run(tiny(tmp_path, max_steps=5), folder, resume=False, reporter=SilentReporter())
+    take_up = Saver._take_up
+
+    def older(self, checkpoint):
+        del checkpoint.info["progress"]["processor_seconds"]
+        return take_up(self, checkpoint)
+
+    monkeypatch.setattr(Saver, "_take_up", older)
+    result = train_run(tiny(tmp_path), folder, resume=True, reporter=SilentReporter())
+    assert (result["steps"], result["train_processor_seconds"]) == (10, None)
+    assert what_it_took(result)["train_processor_seconds"] is None
