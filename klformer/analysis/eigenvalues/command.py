@@ -36,7 +36,8 @@ Spectra = dict[str, list[tuple[list[HeadSpectrum], list[HeadSpectrum]]]]
 class EigenvalueAnalysis:
     """Smallest, largest and mean eigenvalue by layer and head, beside those at initialisation.
 
-    A control whose kernel was frozen is just one more run. Example:
+    A control whose kernel was frozen is just one more run. Of several learning
+    rates, that is taken which is best on validation at the first seed that has several. Example:
 
       klformer analyze eigenvalues runs/text-laptop-gmm-prf-seed0 runs/text-laptop-gmm-prf-frozen=True-seed0
     """

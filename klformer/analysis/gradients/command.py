@@ -49,7 +49,8 @@ DEVIATIONS = {"per_pass_deviation": "per pass", "per_example_deviation": "per ex
 class GradientAnalysis:
     """Mean and deviation of the gradients at the classifier, when accuracy first reached 20, 40, 60 and 80%.
 
-    For runs that kept the weights of these moments (training.keep-milestones, on for the sparsity task). Example:
+    For runs that kept the weights of these moments (training.keep-milestones, on for the sparsity task). Of several
+    learning rates, that is taken which is best on validation at the first seed that has several. Example:
 
       klformer analyze gradients runs/sparsity0.*-laptop-gmm-rks-seed0 runs/sparsity0.*-laptop-gmm-prf-seed0
     """

@@ -55,7 +55,8 @@ class VarianceAnalysis:
     """Variance of predictions over draws of the frequencies, of one run or several.
 
     What is finished is kept, ten draws of a batch at a time: a stopped analysis goes on where it was, and one with more
-    draws starts from those that are there. Example:
+    draws starts from those that are there. Of several learning
+    rates, that is taken which is best on validation at the first seed that has several. Example:
 
       klformer analyze variance runs/text-laptop-* --draws 100
     """
