@@ -82,6 +82,8 @@ class RunFolder:
     INITIAL: ClassVar[str] = "initial.safetensors"
     CHECKPOINTS: ClassVar[str] = "checkpoints"
     RESULT: ClassVar[str] = "result.json"
+    #: What a run tells, without its weights.
+    RECORD: ClassVar[tuple[str, ...]] = (CONFIG, TASK, KNOWLEDGE, DATA, METRICS, RESULT)
     #: Folders inside, in which there are no other runs.
     SUBFOLDERS: ClassVar[frozenset[str]] = frozenset({TENSORBOARD, CHECKPOINTS})
 
