@@ -13,10 +13,11 @@ _ERRORS, _PAIRS = 2, 3
 
 
 def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
-    """A number with its deviation or standard error; nothing where there is none."""
+    """A number with its deviation or standard error; nothing where there is none. Two decimals where more would say
+    nothing."""
     if value is None:
         return ""
-    digits = 2 if abs(value) >= 1 or (spread or 0) >= 1 else 4
+    digits = 2 if abs(value) >= 1 or (spread or 0) >= 0.05 else 4
     text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
     return text if spread is None else f"{text} +- {spread:.{digits}f}"
 
