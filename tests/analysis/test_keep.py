@@ -49,6 +49,17 @@ def test_rows_take_the_place_of_a_settings():
         keep(REPORT, DATA, "time", {"name": ["softmacks"]})
 
 
+def test_rows_of_others_stay_beside_new_ones():
+    old = DATA | {"rows": [{"setting": "time", "name": name} for name in ("softmax", "other", "performer")]}
+    kept = keep(REPORT, old, "time", {}, beside="name")
+    assert [(row["name"], "seconds" in row) for row in kept["rows"]] == [
+        ("softmax", True),
+        ("performer", True),
+        ("other", False),
+    ]
+    assert [row["name"] for row in keep(REPORT, old, "time", {})["rows"]] == ["softmax", "performer"]
+
+
 def test_runs_bring_their_setting_and_what_made_them():
     rows = [{"setting": f"{name}: accuracy, %", "attention": "softmax", "value": 1.0} for name in ("time", "other")]
     report = {"environment": REPORT["environment"], "command": "klformer analyze evidence runs", "rows": rows}

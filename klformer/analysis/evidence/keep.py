@@ -17,6 +17,8 @@ stands behind its colon. --before says what was typed before the command, such a
     klformer analyze evidence runs
     python -m klformer.analysis.evidence.keep analysis/runs.json docs/evidence/data/text.json text-laptop \\
       --before "klformer compare --task text --seeds 0 1 2 --attentions softmax gmm-prf"
+
+--beside attention leaves rows of attentions that the report does not have where they are: those of earlier runs.
 """
 
 import argparse
@@ -42,6 +44,7 @@ def keep(
     conditions: Mapping[str, Sequence[str]],
     *,
     before: Sequence[str] = (),
+    beside: str | None = None,
 ) -> dict[str, Any]:
     """The data with what a command reported.
 
@@ -51,6 +54,7 @@ def keep(
         setting: What these rows are called in it.
         conditions: What rows must have, by field.
         before: Commands that were typed before the one of the report.
+        beside: A field. Old rows of the setting stay where no new one has the same there; without it, none stays.
 
     Raises:
         ArgumentError: no row has it, or is of the setting.
@@ -59,6 +63,7 @@ def keep(
     rows = [{"setting": setting, **row} for row in rows if _setting(row) in (None, setting)]
     if not rows:
         raise ArgumentError(f"no row of the report has {dict(conditions)} and is of the setting {setting!r}")
+    replaced = [row for row in data["rows"] if _setting(row) == setting and _is_replaced(row, rows, beside)]
     new = {name: report["environment"][name] for name in _ENVIRONMENT}
     new["date"] = new["date"][:10]
     environments = {name: data["environment"] | data.get("differs", {}).get(name, {}) for name in data["commands"]}
@@ -69,7 +74,7 @@ def keep(
         "environment": new,
         **({"differs": differs} if differs else {}),
         "commands": data["commands"] | {setting: "\n".join([*before, _without_target(report["command"])])},
-        "rows": _replaced(data["rows"], [_rounded(row) for row in rows], setting),
+        "rows": _with(data["rows"], [rounded(row) for row in rows], in_place_of=replaced),
     }
 
 
@@ -84,10 +89,14 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     return {name: old.get(name) for name in {**new, **old} if old.get(name) != new.get(name)}
 
 
-def _replaced(rows: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], setting: str) -> list[Any]:
-    """The rows with new ones of a setting where the first of the old ones was, or at the end."""
-    place = next((place for place, row in enumerate(rows) if _setting(row) == setting), len(rows))
-    return [*rows[:place], *new, *(row for row in rows[place:] if _setting(row) != setting)]
+def _is_replaced(old: Mapping[str, Any], new: Sequence[Mapping[str, Any]], beside: str | None) -> bool:
+    return beside is None or old[beside] in [row[beside] for row in new]
+
+
+def _with(rows: Sequence[Mapping[str, Any]], new: Sequence[Any], *, in_place_of: Sequence[Any]) -> list[Any]:
+    """The rows with new ones where the first of the old ones was, or at the end."""
+    place = next((place for place, row in enumerate(rows) if row in in_place_of), len(rows))
+    return [*rows[:place], *new, *(row for row in rows[place:] if row not in in_place_of)]
 
 
 def _setting(row: Mapping[str, Any]) -> str | None:
@@ -95,9 +104,10 @@ def _setting(row: Mapping[str, Any]) -> str | None:
     return row["setting"].partition(":")[0] if "setting" in row else None
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """A row, or an entry of it, with as many digits as data keeps."""
     if isinstance(value, Mapping):
-        return {name: _rounded(entry) for name, entry in value.items()}
+        return {name: rounded(entry) for name, entry in value.items()}
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
@@ -118,9 +128,11 @@ def main() -> None:
     parser.add_argument("setting", help="whose rows these are")
     parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
     parser.add_argument("--before", action="append", default=[], help="what was typed before, a command each")
+    parser.add_argument("--beside", help="the field by which old rows of the setting stay, such as attention")
     options = parser.parse_args()
     report, data = read_json(options.report), read_json(options.data)
-    kept = keep(report, data, options.setting, conditions_of(options.conditions), before=options.before)
+    conditions = conditions_of(options.conditions)
+    kept = keep(report, data, options.setting, conditions, before=options.before, beside=options.beside)
     write_text(options.data, as_text(kept))
 
 
