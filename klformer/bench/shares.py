@@ -4,6 +4,7 @@
 that it calls.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,18 +34,25 @@ CAPTION = (
 
 
 def measure_shares(step: Callable[[], object], *, repeats: int) -> dict[str, Any]:
-    """Seconds of a step under the profiler, and the share of every group in them."""
+    """Seconds of a step under the profiler, and the share of every group in them.
+
+    A group has the median of its steps: whatever runs when the machine does something else would seem to take long.
+    """
     step()
-    with profile(activities=[ProfilerActivity.CPU]):  # the first one of a process is slower
-        step()
+    profiled = [_profiled(step) for _ in range(repeats + 1)][1:]  # the first one of a process is slower
+    times = {group: statistics.median(found[group] for found in profiled) for group in profiled[0]}
+    total = sum(times.values())
+    return {"seconds": total, "shares": {group: seconds / total for group, seconds in times.items()}}
+
+
+def _profiled(step: Callable[[], object]) -> dict[str, float]:
+    """Seconds of every group in one step."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for _ in range(repeats):
-            step()
+        step()
     times = dict.fromkeys([*GROUPS, OTHER, CALLS], 0.0)
     for event in profiler.key_averages():
         times[group_of(event.key)] += event.self_cpu_time_total / 1e6
-    total = sum(times.values())
-    return {"seconds": total / repeats, "shares": {group: seconds / total for group, seconds in times.items()}}
+    return times
 
 
 def group_of(operator: str) -> str:
