@@ -20,8 +20,9 @@ from klformer.bench.attention_tables import (
     values_of,
 )
 from klformer.bench.measure import as_flags, both_times, in_own_process, measured_with_kept_memory, spread
+from klformer.bench.report import make_report
 from klformer.checks import check_choice
-from klformer.environment import describe_machine, typed_command
+from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
 from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
@@ -103,14 +104,8 @@ def run(options: AttentionBench) -> None:
     if options.kept:
         for row, again in zip(results, measured_with_kept_memory("attention", options)["results"], strict=True):
             row["seconds_kept"] = again["seconds"]
-    report = {
-        "caption": CAPTION,
-        "environment": environment,
-        "command": typed_command(),
-        "sizes": vars(options.sizes(0)),
-        "results": results,
-        "summary": summarise(results),
-    }
+    found = {"sizes": vars(options.sizes(0)), "results": results, "summary": summarise(results)}
+    report = make_report(environment, {"caption": CAPTION, **found})
     quantities = [
         "seconds",
         "processor",

@@ -5,21 +5,20 @@ is as long as what came before. That cache is given every advantage: its memory 
 writes one row and reads the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_capabilities, attention_options, build_attention
 from klformer.bench.measure import both_times, spread, with_spread
+from klformer.bench.report import Cells, as_table, write_report
 from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
-from klformer.files import write_json
+from klformer.terminal import make_console
 
 SOFTMAX = "softmax, preallocated cache"
 CAPTION = "median (lowest to highest) of rounds; a kernel's step costs the same at every position"
@@ -60,7 +59,7 @@ def run(options: DecodeBench) -> None:
     for name in options.attentions:
         if not attention_capabilities(name).decoding:
             raise ArgumentError(f"attentions: {name!r} can't decode step by step")
-    console = Console(width=max(140, Console().width))
+    console = make_console(140)
     environment = describe_machine()
     console.print(f"klformer decoding benchmark, {environment['date']}, {environment['machine']}")
     results = []
@@ -77,10 +76,10 @@ def run(options: DecodeBench) -> None:
                     "processor_microseconds_a_step": spread([1e6 * seconds / options.steps for seconds in processor]),
                 }
             )
-    console.print(_table(options, results))
-    if options.json is not None:
-        write_json(options.json, {"environment": environment, "options": asdict(options), "results": results})
-        console.print(f"figures written to {options.json}")
+    shape = f"H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
+    title = f"decoding, one attention, {shape}, default allocator"
+    console.print(as_table(decoding_cells(results), title=title, caption=CAPTION))
+    write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 
 def _subjects(options: DecodeBench, batch: int) -> dict[str, Callable[[], object]]:
@@ -119,25 +118,14 @@ def _cached_softmax(
     return steps
 
 
-def _table(options: DecodeBench, results: list[dict[str, Any]]) -> Table:
-    shape = f"H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
-    table = Table(title=f"decoding, one attention, {shape}, default allocator", caption=CAPTION)
-    table.add_column("")
-    for batch in options.batch_sizes:
-        for column in (f"tokens/s, B={batch}", "processor µs a step"):
-            table.add_column(column, justify="right")
+def decoding_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each subject, with tokens a second and the time of a step for each number of sequences."""
+    lines = []
     for name in dict.fromkeys(row["name"] for row in results):
-        rows = {row["batch"]: row for row in results if row["name"] == name}
-        cells = []
-        for batch in options.batch_sizes:
-            row = rows.get(batch)
-            cells += (
-                ["", ""]
-                if row is None
-                else [
-                    with_spread(row["tokens_per_second"], ",.0f"),
-                    with_spread(row["processor_microseconds_a_step"], ",.0f"),
-                ]
-            )
-        table.add_row(name, *cells)
-    return table
+        cells = {"": name}
+        for batch in dict.fromkeys(row["batch"] for row in results):
+            row = next((row for row in results if (row["name"], row["batch"]) == (name, batch)), {})
+            cells[f"B={batch}: tokens / s"] = with_spread(row.get("tokens_per_second"), ",.0f")
+            cells[f"B={batch}: processor µs a step"] = with_spread(row.get("processor_microseconds_a_step"), ",.0f")
+        lines.append(cells)
+    return lines

@@ -79,8 +79,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def with_spread(values: Mapping[str, float], form: str, scale: float = 1) -> str:
-    """A `spread` for tables: median (lowest to highest), or the only value."""
+def with_spread(values: Mapping[str, float] | None, form: str, scale: float = 1) -> str:
+    """A `spread` for tables: median (lowest to highest), or the only value; empty where there is none."""
+    if values is None:
+        return ""
     median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
     return f"{median} ({low} to {high})" if low != high else median
 

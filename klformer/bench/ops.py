@@ -1,12 +1,12 @@
 """`klformer bench ops`: the fused product against materialised features, softmax and its own floor."""
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from klformer.bench.floors import matrix_products
 from klformer.bench.measure import (
@@ -18,10 +18,10 @@ from klformer.bench.measure import (
     spread,
     with_spread,
 )
+from klformer.bench.report import Cells, as_table, without_empty, write_report
 from klformer.bench.sizes import Sizes
 from klformer.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.environment import describe_machine
-from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.terminal import make_console
@@ -32,7 +32,8 @@ CAPTION = (
     "processor: time of all threads, median (lowest to highest); all ratios are of it. materialised, softmax\n"
     "(causal where we are): theirs / ours, higher is better; kept: in a process that keeps the memory it frees.\n"
     "floor: ours / the matrix products alone, with a column of ones and in new memory; lean: without either.\n"
-    "bidirectional: ours / that without causality. extra MiB: peak memory above the operands."
+    "bidirectional: ours / that without causality. MiB: peak memory above the operands; also as a share of that of\n"
+    "materialised features, and in relation to the result and the gradients of q, k and v, which can't be avoided."
 )
 
 
@@ -78,7 +79,7 @@ class OpsBench:
 
 def run(options: OpsBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
-    console = make_console(136)
+    console = make_console(168)
     environment = describe_machine()
     console.print(f"klformer op benchmark, {environment['date']}, {environment['machine']}")
     results: list[dict[str, Any]] = []
@@ -90,14 +91,15 @@ def run(options: OpsBench) -> None:
         for row in results:
             other = kept.get((row["name"], row["length"], row["frequencies"]))
             row["kept"] = None if other is None else {key: other[key] for key in ("seconds", "processor", "ratios")}
-        console.print(_table(options, [r for r in results if r["frequencies"] == frequencies], frequencies))
+        cells = operator_cells([row for row in results if row["frequencies"] == frequencies])
+        shape = f"B={options.batch} H={options.heads} D={options.head_dim} E={options.value_dim} R={frequencies}"
+        title = f"forward + backward of spectral_product, {shape}"
+        console.print(as_table(cells, title=title, caption=CAPTION, sections="L"))
     growth = _growth(results)
     for item in growth:
         console.print(_describe_growth(item))
-    if options.json is not None:
-        report = {"environment": environment, "options": asdict(options), "results": results, "growth": growth}
-        write_json(options.json, report)
-        console.print(f"figures written to {options.json}")
+    found = {"options": asdict(options), "results": results, "growth": growth}
+    write_report(options.json, environment, found, console)
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
             with console.status(f"L={sizes.length} R={sizes.frequencies}: memory of {name}"):
                 memory = int(in_own_process(["memory", "--name", name, *as_flags(asdict(sizes), "sizes.")]))
         clocks = {"seconds": statistics.median(wall), "processor": spread(processor)}
-        results.append({"name": name, **asdict(sizes), **clocks, "memory": memory})
+        least = sizes.result_and_gradients()
+        results.append({"name": name, **asdict(sizes), **clocks, "memory": memory, "result_and_gradients": least})
     rows = {row["name"]: row for row in results}
     return [row | {"ratios": _ratios(rows, row["name"]) if row["name"] in PRODUCTS else None} for row in results]
 
@@ -168,31 +171,32 @@ def _memory_ratio(above: dict[str, Any], below: dict[str, Any] | None) -> float 
     return float(above["memory"] / below["memory"])
 
 
-def _table(options: OpsBench, results: list[dict[str, Any]], frequencies: int) -> Table:
-    """One row for each fused product and length, with the ratios to everything else."""
-    shape = f"B={options.batch} H={options.heads} D={options.head_dim} E={options.value_dim} R={frequencies}"
-    table = Table(title=f"forward + backward of spectral_product, {shape}", caption=CAPTION, caption_justify="left")
-    for column in ("L", "kernel"):
-        table.add_column(column, no_wrap=True)
-    columns = ["ms", "processor ms", "materialised", "kept", "softmax", "floor", "lean", "bidirectional", "extra MiB"]
-    for column in (*columns, "of materialised"):
-        table.add_column(column, justify="right")
-    for length in options.lengths:
-        for row in results:
-            if row["length"] == length and row["ratios"]:
-                table.add_row(
-                    f"{length:,}",
-                    row["name"],
-                    f"{row['seconds'] * 1e3:,.0f}",
-                    with_spread(row["processor"], ",.0f", 1e3),
-                    _times(row["ratios"]["materialised_over_ours"]),
-                    _times(row["kept"] and row["kept"]["ratios"]["materialised_over_ours"]),
-                    *(_times(row["ratios"][key]) for key in list(row["ratios"])[1:5]),
-                    "" if row["memory"] is None else f"{row['memory'] / MEBIBYTE:,.0f}",
-                    _times(row["ratios"]["memory_of_materialised"]),
-                )
-        table.add_section()
-    return table
+def operator_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each fused product and size, with the ratios to everything else. D is there if it changes."""
+    products = sorted((row for row in results if row["ratios"]), key=lambda row: (row["head_dim"], row["length"]))
+    lines = [_cells(row) for row in products]
+    several = len({row["head_dim"] for row in products}) > 1
+    return without_empty(lines if several else [{name: line[name] for name in line if name != "D"} for line in lines])
+
+
+def _cells(row: Mapping[str, Any]) -> Cells:
+    ratios, memory = row["ratios"], row["memory"]
+    return {
+        "D": str(row["head_dim"]),
+        "L": f"{row['length']:,}",
+        "kernel": row["name"],
+        "ms": f"{row['seconds'] * 1e3:,.0f}",
+        "processor ms": with_spread(row["processor"], ",.0f", 1e3),
+        "materialised": _times(ratios["materialised_over_ours"]),
+        "kept": _times(row["kept"] and row["kept"]["ratios"]["materialised_over_ours"]),
+        "softmax": _times(ratios["softmax_over_ours"]),
+        "floor": _times(ratios["ours_over_matrix_products"]),
+        "lean floor": _times(ratios["ours_over_lean"]),
+        "bidirectional": _times(ratios["causal_over_bidirectional"]),
+        "MiB": "" if memory is None else f"{memory / MEBIBYTE:,.0f}",
+        "of materialised": _times(ratios["memory_of_materialised"]),
+        "of result and gradients": _times(memory and memory / row["result_and_gradients"]),
+    }
 
 
 def _times(ratio: float | None) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from klformer.attention import attention_names
 from klformer.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
@@ -23,9 +22,9 @@ from klformer.bench.measure import (
     with_spread,
 )
 from klformer.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
+from klformer.bench.report import Cells, as_table, without_empty, write_report
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
-from klformer.files import write_json
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.terminal import make_console
 
@@ -131,18 +130,17 @@ def run(options: PeersBench) -> None:
             _attach(subjects, again["subjects"], "seconds")
             _attach(comparisons, again["comparisons"], "time_ratio")
         shape = f"L={length:,} B={sizes.batch} H={sizes.heads} D=E={sizes.head_dim} R={sizes.num_frequencies}"
-        console.print(_subject_table(shape, [row for row in subjects if row["length"] == length]))
-        console.print(_comparison_table(shape, [row for row in comparisons if row["length"] == length]))
-    if options.out is not None:
-        report = {
-            "environment": environment,
-            "sizes": asdict(options.sizes(0)) | {"length": list(options.lengths)},
-            "subjects": subjects,
-            "comparisons": comparisons,
-            "left_out": left_out,
-        }
-        write_json(options.out / "peers.json", report)
-        console.print(f"figures written to {options.out / 'peers.json'}")
+        cells = _subject_cells([row for row in subjects if row["length"] == length])
+        console.print(as_table(cells, title=f"forward + backward, {shape}"))
+        cells = peer_cells([row for row in comparisons if row["length"] == length])
+        console.print(as_table(cells, title=f"peers / klformer, {shape}", caption=CAPTION))
+    found = {
+        "sizes": asdict(options.sizes(0)) | {"length": list(options.lengths)},
+        "subjects": subjects,
+        "comparisons": comparisons,
+        "left_out": left_out,
+    }
+    write_report(options.out and options.out / "peers.json", environment, found, console)
 
 
 def _attach(rows: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]], field: str) -> None:
@@ -223,36 +221,43 @@ def _memory_ratio(theirs: Sequence[int], ours: Sequence[int]) -> dict[str, float
     return pairwise | {"median": statistics.median(theirs) / statistics.median(ours)}
 
 
-def _subject_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"forward + backward, {shape}")
-    table.add_column("")
-    kept = any("seconds_kept" in row for row in rows)
-    times = ["ms (lowest to highest)", "processor ms", *(["ms, freed memory kept"] if kept else [])]
-    for column in (*times, "rounds", "MiB above the operands"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        memory = "" if row["memory"] is None else with_spread(row["memory"], ",.0f", 1 / MEBIBYTE)
-        fields = ("seconds", "processor", "seconds_kept") if kept else ("seconds", "processor")
-        cells = [with_spread(row[field], ",.1f", 1e3) for field in fields]
-        table.add_row(row["name"], *cells, str(row["rounds"]), memory)
-    return table
+def _subject_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each of those that are compared."""
+    return without_empty(
+        [
+            {
+                "": row["name"],
+                "ms (lowest to highest)": with_spread(row["seconds"], ",.1f", 1e3),
+                "processor ms": with_spread(row["processor"], ",.1f", 1e3),
+                "ms, freed memory kept": with_spread(row.get("seconds_kept"), ",.1f", 1e3),
+                "rounds": str(row["rounds"]),
+                "MiB above the operands": with_spread(row["memory"], ",.0f", 1 / MEBIBYTE),
+            }
+            for row in rows
+        ]
+    )
 
 
-def _comparison_table(shape: str, rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"peers / klformer, {shape}", caption=CAPTION, caption_justify="left")
-    for column in ("peer", "klformer"):
-        table.add_column(column)
-    kept = any("time_ratio_kept" in row for row in rows)
-    for column in ("error", "time", *(["time, freed memory kept"] if kept else []), "memory"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        errors = row["errors"]
-        error = "" if errors is None else f"{errors['error']:.0e}"
-        if errors is not None and "error_with_epsilon" in errors:
-            error += f" ({errors['error_with_epsilon']:.0e})"
-        memory_ratio = "" if row["memory_ratio"] is None else with_spread(row["memory_ratio"], ".2f")
-        fields = ("time_ratio", "time_ratio_kept") if kept else ("time_ratio",)
-        table.add_row(
-            row["peer"], row["klformer"], error, *(with_spread(row[field], ".2f") for field in fields), memory_ratio
-        )
-    return table
+def peer_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each comparison."""
+    return without_empty(
+        [
+            {
+                "peer": row["peer"],
+                "klformer": row["klformer"],
+                "error": _error(row["errors"]),
+                "time": with_spread(row["time_ratio"], ".2f"),
+                "time, freed memory kept": with_spread(row.get("time_ratio_kept"), ".2f"),
+                "memory": with_spread(row["memory_ratio"], ".2f"),
+                "rounds": str(row["rounds"]),
+            }
+            for row in rows
+        ]
+    )
+
+
+def _error(errors: Mapping[str, float] | None) -> str:
+    if errors is None:
+        return ""
+    with_epsilon = f" ({errors['error_with_epsilon']:.0e})" if "error_with_epsilon" in errors else ""
+    return f"{errors['error']:.0e}{with_epsilon}"

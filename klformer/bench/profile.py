@@ -1,13 +1,16 @@
 """`klformer profile`: a training step of a preset's model: memory, the share of attention, the cost of padding."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from klformer.bench.report import Cells
 from klformer.data import Batch, BucketSampler, collate
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.runs.build import build_model
@@ -36,12 +39,25 @@ class StepProfile:
     peak_bytes: int
 
     def describe(self) -> str:
-        share = 100 * self.attention_seconds / self.seconds
+        (cells,) = profile_cells([{"attention": "", **asdict(self)}])
         return (
-            f"{self.batch_size} x {self.length:,} tokens: a step took {self.seconds:.2f} s, "
-            f"{share:.0f}% of it in the attention product; "
-            f"peak memory {self.peak_bytes / MEBIBYTE:,.0f} MiB above the model"
+            f"{self.batch_size} x {self.length:,} tokens: a step took {cells['a step']}, "
+            f"{cells['of it in the attention product']} of it in the attention product; "
+            f"peak memory {cells['MiB above the model']} MiB above the model"
         )
+
+
+def profile_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each profile of a step, whose rows have its attention besides."""
+    return [
+        {
+            "attention": row["attention"],
+            "a step": f"{row['seconds']:.2f} s",
+            "of it in the attention product": f"{100 * row['attention_seconds'] / row['seconds']:.0f}%",
+            "MiB above the model": f"{row['peak_bytes'] / MEBIBYTE:,.0f}",
+        }
+        for row in rows
+    ]
 
 
 def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:

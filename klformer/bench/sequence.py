@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from klformer.attention import AttentionSpec
+from klformer.bench.report import write_report
 from klformer.distributed import average_gradients, parts_of, sequence_parallel
 from klformer.distributed.collectives import ProcessParts
 from klformer.distributed.cost import model_traffic
 from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
-from klformer.files import write_json
 from klformer.memory import MEBIBYTE, peak_memory, reset_peak_memory
 from klformer.models import EncoderConfig, TransformerEncoder
 
@@ -69,8 +69,7 @@ def run(options: SequenceBench) -> None:
         console = Console(width=max(112, Console().width))
         console.print(f"klformer sequence benchmark, {environment['date']}, {environment['machine']}")
         console.print(_table(options, results, 1 if mesh is None else mesh.size()))
-        if options.json is not None:
-            write_json(options.json, {"environment": environment, "options": asdict(options), "results": results})
+        write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
     if mesh is not None:
         dist.destroy_process_group()
 

@@ -13,3 +13,7 @@ class Sizes:
     head_dim: int
     value_dim: int
     frequencies: int
+
+    def result_and_gradients(self) -> int:
+        """Bytes in float32 of the result and of the gradients of queries, keys and values."""
+        return 4 * self.batch * self.heads * self.length * 2 * (self.head_dim + self.value_dim)

@@ -13,5 +13,9 @@ BENCHMARKS = {
     "sequence": "klformer.bench.sequence",
     "fastfood": "klformer.bench.fastfood",
     "denominators": "klformer.bench.denominators",
+    "few-queries": "klformer.bench.few_queries",
+    "operator-shares": "klformer.bench.operator_shares",
+    "layer-shares": "klformer.bench.layer_shares",
+    "launches": "klformer.bench.launches",
 }
 COMMAND = group("benchmark", "Measure speed and memory.", BENCHMARKS)

@@ -1,10 +1,14 @@
 """`klformer profile`: what a training step takes."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from klformer.bench.profile import profile_padding, profile_step
+from klformer.bench.report import write_report
 from klformer.cli.command import plain_command
+from klformer.environment import describe_machine
 from klformer.errors import ArgumentError
 from klformer.models import AttentionSpec
 from klformer.runs.naming import attention_label
@@ -30,24 +34,30 @@ class Profile:
     """Compare instead so many batches of the training data, padded to their own longest sequence and to that of all."""
     data_root: Path | None = None
     """Folder of the data, for --padding."""
+    json: Path | None = None
+    """Write all figures to this file."""
 
 
 def run(options: Profile) -> None:
-    """Measure and print.
+    """Measure and print, and write the figures where they were asked for.
 
     Raises:
         ArgumentError: there is no such task or attention, or nothing to measure.
     """
+    if options.padding is not None and options.padding < 1:
+        raise ArgumentError(f"padding must be at least 1 batch, got {options.padding}")
     config = preset(options.preset, options.task, AttentionSpec.parse(options.attention))
     print(f"{config.task} with {attention_label(config)}, preset {config.preset}")
-    if options.padding is None:
-        print(profile_step(config, batch_size=options.batch_size).describe())
-        return
-    if options.padding < 1:
-        raise ArgumentError(f"padding must be at least 1 batch, got {options.padding}")
     if options.data_root is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"root": options.data_root})})
-    print(profile_padding(config, num_batches=options.padding).describe())
+    found = (
+        profile_step(config, batch_size=options.batch_size)
+        if options.padding is None
+        else profile_padding(config, num_batches=options.padding)
+    )
+    print(found.describe())
+    row = {"task": config.task, "attention": attention_label(config), "preset": config.preset, **asdict(found)}
+    write_report(options.json, describe_machine(), {"results": [row]}, Console())
 
 
 COMMAND = plain_command(Profile, run)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from klformer.analysis.evidence.keep import as_text, keep, main
+from klformer.analysis.evidence.keep import as_text, keep, main, together
 from klformer.analysis.output import write_results
 from klformer.environment import typed_command
 from klformer.errors import ArgumentError
@@ -70,6 +70,41 @@ def test_runs_bring_their_setting_and_what_made_them():
     assert kept["commands"]["time"] == made
     with pytest.raises(ArgumentError, match="is of the setting 'memory'"):
         keep(report, old, "memory", {})
+
+
+def test_several_reports_are_one_setting(tmp_path, monkeypatch):
+    more = REPORT | {"command": "klformer bench peers --json x.json", "results": [{"name": "x"}]}
+    for name, report in (("first", REPORT), ("second", more)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"caption": "New.", "environment": {}, "commands": {}, "rows": []}))
+    monkeypatch.setattr(
+        "sys.argv", ["keep", f"{tmp_path / 'first.json'},{tmp_path / 'second.json'}", str(data), "both"]
+    )
+    main()
+    kept = json.loads(data.read_text())
+    assert [(row["setting"], row["name"]) for row in kept["rows"]] == [
+        ("both", name) for name in ("softmax", "performer", "x")
+    ]
+    assert kept["commands"]["both"].splitlines() == [
+        "OMP_NUM_THREADS=1 klformer bench attention --lengths 64 --repeats 1",
+        "klformer bench peers",
+    ]
+    assert kept["environment"] == HERE
+    elsewhere = REPORT | {"environment": REPORT["environment"] | {"threads": 2}}
+    with pytest.raises(ArgumentError, match="reports of one setting must be from one environment"):
+        together([REPORT, elsewhere])
+
+
+@pytest.mark.parametrize("name", ["rows", "results", "comparisons", "speed"])
+def test_rows_by_the_names_that_commands_give_them(name):
+    report = {"environment": HERE, "command": "klformer bench x", "subjects": [{"name": "y"}], name: [{"name": "x"}]}
+    assert keep(report, DATA, "new", {})["rows"][-1] == {"setting": "new", "name": "x"}
+
+
+def test_a_report_without_rows_is_refused():
+    with pytest.raises(ArgumentError, match=r"must have its rows as one of rows, results, .* got environment, command"):
+        keep({"environment": HERE, "command": "klformer bench x"}, DATA, "new", {})
 
 
 def test_files(tmp_path, monkeypatch):

@@ -100,7 +100,9 @@ def test_ops_prints_ratios_and_writes_them(tmp_path, capsys, monkeypatch):
     assert "rks causal" in out
     assert "time grows as L^" in out
     report = json.loads(target.read_text())
+    assert report["command"]
     assert len(report["results"]) == 6 * 13
+    assert report["results"][0]["result_and_gradients"] == 4 * 2 * 64 * 2 * (8 + 64)  # bytes, heads, tokens, sizes
     product = next(r for r in report["results"] if r["name"] == "rks")
     plain = next(r for r in report["results"] if r["name"] == "rks materialised")
     assert product["ratios"]["materialised_over_ours"] == pytest.approx(
@@ -286,7 +288,9 @@ def test_decoding_is_measured(tmp_path, capsys):
     target = tmp_path / "decode.json"
     arguments = ["--attentions", "gmm-prf", "linear-elu", "--batch-sizes", "1", "2", "--repeats", "2", *sizes]
     out = run_bench(capsys, "decode", *arguments, "--json", str(target))
-    rows = json.loads(target.read_text())["results"]
+    report = json.loads(target.read_text())
+    rows = report["results"]
+    assert report["command"]
     kinds = [f"{name}, {kind}" for name in ("gmm-prf", "linear-elu") for kind in ("prepared", "step")]
     assert [(row["batch"], row["name"]) for row in rows] == [
         (batch, name) for batch in (1, 2) for name in (*kinds, "softmax, preallocated cache, 8")

@@ -150,6 +150,7 @@ def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     assert [(row["task"], row["attention"]) for row in report["speed"]] == [
         (task, name) for task in ("text", "image") for name in ("softmax", "fastfood-prf")
     ]
+    assert report["command"]
     row = report["speed"][1]
     assert row["relative"] == {"median": 2.0, "low": 1.0, "high": 4.0}
     assert row["relative_processor"] == {"median": 4.0, "low": 2.0, "high": 8.0}

@@ -180,6 +180,7 @@ def test_ratios_are_those_of_each_round(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(peers, "both_times", lambda subjects, **_: {c: (seconds[c.maker],) * 2 for c in subjects})
     peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), out=tmp_path))
     report = json.loads((tmp_path / "peers.json").read_text())
+    assert report["command"]
     torch_row, plain_row = report["comparisons"]
     assert torch_row["time_ratio"] == {"median": 2.0, "low": 1.0, "high": 3.0}
     assert torch_row["errors"] is None

@@ -175,11 +175,18 @@ def test_curves_are_drawn(home, capsys):
     assert "can't write c.svg/d.svg: File exists" in fails(capsys, 1, "curves", *runs, "--out", "c.svg/d.svg")
 
 
-def test_profile_says_memory_and_share(capsys):
-    out = run(capsys, "profile", "--task", "sparsity", "--preset", "laptop", "--batch-size", "2")
+def test_profile_says_memory_and_share(tmp_path, capsys):
+    file = tmp_path / "profile.json"
+    out = run(capsys, "profile", "--task", "sparsity", "--preset", "laptop", "--batch-size", "2", "--json", file)
     assert "2 x 64 tokens" in out
     share = int(out.split("% of it in the attention")[0].split()[-1])
     assert 0 < share < 100
+    report = json.loads(file.read_text())
+    (row,) = report["results"]
+    assert (row["task"], row["attention"], row["batch_size"], row["length"]) == ("sparsity", "gmm-rks", 2, 64)
+    assert f"{100 * row['attention_seconds'] / row['seconds']:.0f}" == str(share)
+    assert report["command"]
+    assert report["environment"]["date"]
 
 
 def test_profile_of_padding(home, capsys, monkeypatch):

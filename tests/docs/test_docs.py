@@ -159,7 +159,7 @@ def first_sentence(module):
 
 def test_the_reference_has_every_command_with_its_help():
     rows = re.findall(
-        r"^\| \[?`([\w]+)`[^|]*\| ([^|]+) \|", (ROOT / "docs/reference/commands.md").read_text(), re.MULTILINE
+        r"^\| \[?`([\w-]+)`[^|]*\| ([^|]+) \|", (ROOT / "docs/reference/commands.md").read_text(), re.MULTILINE
     )
     summaries = {name: entry.summary for name, entry in COMMANDS.items()}
     groups = {name: first_sentence(module) for name, module in (ANALYSES | BENCHMARKS).items()}

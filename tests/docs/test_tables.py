@@ -94,6 +94,18 @@ def test_a_table_is_made_of_the_rows_that_are_asked_for(tmp_path):
     assert render("\n".join(lines), tmp_path, "page") == "\n".join(lines)
 
 
+def test_when_and_where_a_setting_was_measured(tmp_path):
+    here = {"date": "2026-11-18", "processor": "P", "threads": 1, "torch": "3"}
+    known = {"environment": here, "differs": {"b": {"threads": 2}}, "commands": {"a": "x", "b": "y"}, "rows": []}
+    (tmp_path / "data.json").write_text(json.dumps(known))
+    page = "<!-- table measured data.json setting={} -->\n<!-- /table -->\n"
+    assert "\n*Measured: 2026-11-18, P, one thread, torch 3.*\n" in render(page.format("a"), tmp_path, "page")
+    assert "P, 2 threads," in render(page.format("b"), tmp_path, "page")
+    for words in ("c", "a,b", "a name=x"):
+        with pytest.raises(ArgumentError, match="page: `measured` must have setting= one of a, b; got"):
+            render(page.format(words), tmp_path, "page")
+
+
 def test_all_fields_as_they_are(tmp_path):
     rows = [
         {"setting": "a", "attention": "softmax", "right": 94.0},

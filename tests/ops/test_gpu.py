@@ -1,18 +1,15 @@
 """What is for GPUs, without one: calls of torch's fused kernels on tensors without memory, and counts of launches."""
 
-from collections import Counter
-
 import pytest
 import torch
 from support import relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from klformer.bench.launches import Launches, count_launches
+from klformer.bench.sizes import Sizes
 from klformer.ops import spectral_product as op
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS
-from klformer.ops.spectral_product.chunked import ChunkedBackend, tiling
-from klformer.ops.spectral_product.chunked import causal as causal_product
 from klformer.ops.spectral_product.operands import SpectralKernel
 
 
@@ -57,7 +54,7 @@ def check_the_calls_for_cuda(dtype, *, batch=2, length=70, keys=90):
     key_mask = torch.empty(batch, 1, keys, dtype=torch.bool, device="meta")
     kernel = SpectralKernel(FEATURE_MAPS["prf"], omega)
     call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias)
-    with Calls() as calls:
+    with Launches() as calls:
         saved = backend.forward(call)
         gradients = backend.backward(call, saved, torch.empty_like(saved[0]), ("omega", "key_bias"))
     for got, want in zip(saved, backend.empty(call), strict=True):
@@ -86,60 +83,12 @@ def test_on_cuda_torchs_kernels_are_taken_in_the_precisions_that_they_have(simpl
     assert pair.supports(without_memory(torch.float64, device="cpu"))
 
 
-class Calls(TorchDispatchMode):
-    """Counts calls that would be launches on a GPU: all but views and allocations."""
-
-    QUIET = frozenset(
-        {
-            "_unsafe_view",
-            "alias",
-            "as_strided",
-            "detach",
-            "empty",
-            "empty_like",
-            "expand",
-            "new_empty",
-            "promote_types",
-            "select",
-            "slice",
-            "split",
-            "squeeze",
-            "t",
-            "transpose",
-            "unbind",
-            "unsqueeze",
-            "view",
-        }
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.by_name = Counter()
-
-    @property
-    def count(self):
-        return self.by_name.total()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        self.by_name[name] += name not in self.QUIET
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
-    ("feature_map", "causal", "most"),
-    # Counted: 89, 114, 876 and 183; another torch may cut an operation in two.
-    [("prf", False, 93), ("rks", False, 119), ("prf", True, 900), ("rks", True, 190)],
+    ("product", "most"),
+    # Counted: 63, 89, 114, 876 and 183; another torch may cut an operation in two.
+    [("prf softmax_pair", 66), ("prf", 93), ("rks", 119), ("prf causal", 900), ("rks causal", 190)],
 )
-def test_a_gpu_has_few_launches(monkeypatch, feature_map, causal, most):
+def test_a_gpu_has_few_launches(product, most):
     """16,384 tokens of 8 heads in the pieces of a GPU."""
-    q, k, v = (torch.empty(1, 8, 16384, 16, device="meta") for _ in range(3))
-    kernel = SpectralKernel(FEATURE_MAPS[feature_map], torch.empty(8, 128, 16, device="meta"))
-    call, backend = op.SpectralOperands(kernel, q, k, v, causal=causal), ChunkedBackend("gpu", recompute="always")
-    monkeypatch.setattr(causal_product, "_lost_anything", lambda lost: False)
-    with Calls() as calls:
-        saved = backend.forward(call)
-        if causal:
-            saved[-1] = torch.full(saved[-1].shape, tiling.GPU_CAUSAL_CHUNK)
-        backend.backward(call, saved, torch.empty_like(q), ("omega",))
-    assert 20 < calls.count <= most
+    sizes = Sizes(batch=1, heads=8, length=16384, head_dim=16, value_dim=16, frequencies=128)
+    assert 20 < count_launches(product, sizes) <= most

@@ -9,7 +9,10 @@ Rows are kept as they were measured, numbers with five digits; field=value takes
       name=softmax,gmm-rks,performer
 
 The command, without the place that it wrote to, becomes that of the setting; its environment that of the file. Where
-other settings were measured in another one, `differs` says so.
+other settings were measured in another one, `differs` says so. A setting that took several commands has their reports
+with commas between:
+
+    python -m klformer.analysis.evidence.keep small.json,large.json docs/evidence/data/efficiency.json operators
 
 Rows that name their setting, as those of runs do, are taken where it is the one that is asked for, whatever metric
 stands behind its colon. --before says what was typed before the command, such as what made the runs:
@@ -35,6 +38,24 @@ from klformer.files import read_json, write_text
 #: What data says of the machine; `machine` says it again in words.
 _ENVIRONMENT = ("klformer", "torch", "python", "processor", "threads", "date")
 _DIGITS = 5
+#: What commands call their rows; the first that a report has is taken.
+_ROWS = ("rows", "results", "comparisons", "speed")
+
+
+def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several reports as one: their rows one after the other, a command a line, the environment of the last.
+
+    Raises:
+        ArgumentError: they are from different environments, apart from the date.
+    """
+    places = [{name: report["environment"][name] for name in _ENVIRONMENT if name != "date"} for report in reports]
+    if any(place != places[0] for place in places):
+        raise ArgumentError(f"reports of one setting must be from one environment, got {places}")
+    return {
+        "environment": reports[-1]["environment"],
+        "command": "\n".join(report["command"] for report in reports),
+        "rows": [row for report in reports for row in _rows(report)],
+    }
 
 
 def keep(
@@ -49,7 +70,7 @@ def keep(
     """The data with what a command reported.
 
     Args:
-        report: With "environment", "command" and "rows", or "results" in their place.
+        report: With "environment", "command" (a line each) and "rows", or what a command calls them.
         data: What the docs had before.
         setting: What these rows are called in it.
         conditions: What rows must have, by field.
@@ -59,11 +80,12 @@ def keep(
     Raises:
         ArgumentError: no row has it, or is of the setting.
     """
-    rows = selected(report["rows"] if "rows" in report else report["results"], conditions)
+    rows = selected(_rows(report), conditions)
     rows = [{"setting": setting, **row} for row in rows if _setting(row) in (None, setting)]
     if not rows:
         raise ArgumentError(f"no row of the report has {dict(conditions)} and is of the setting {setting!r}")
     replaced = [row for row in data["rows"] if _setting(row) == setting and _is_replaced(row, rows, beside)]
+    commands = map(_without_target, report["command"].splitlines())
     new = {name: report["environment"][name] for name in _ENVIRONMENT}
     new["date"] = new["date"][:10]
     environments = {name: data["environment"] | data.get("differs", {}).get(name, {}) for name in data["commands"]}
@@ -73,7 +95,7 @@ def keep(
         "caption": data["caption"],
         "environment": new,
         **({"differs": differs} if differs else {}),
-        "commands": data["commands"] | {setting: "\n".join([*before, _without_target(report["command"])])},
+        "commands": data["commands"] | {setting: "\n".join([*before, *commands])},
         "rows": _with(data["rows"], [rounded(row) for row in rows], in_place_of=replaced),
     }
 
@@ -83,6 +105,14 @@ def as_text(data: Mapping[str, Any]) -> str:
     head = json.dumps({name: value for name, value in data.items() if name != "rows"}, indent=2, ensure_ascii=False)
     rows = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in data["rows"])
     return f'{head.removesuffix("}").rstrip()},\n  "rows": [\n    {rows}\n  ]\n}}\n'
+
+
+def _rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    name = next((name for name in _ROWS if name in report), None)
+    if name is None:
+        raise ArgumentError(f"a report must have its rows as one of {', '.join(_ROWS)}, got {', '.join(report)}")
+    rows: list[dict[str, Any]] = report[name]
+    return rows
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,15 +153,15 @@ def _without_target(command: str) -> str:
 def main() -> None:
     """Put what a command wrote into a file of data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="the JSON that a command wrote")
+    parser.add_argument("report", help="the JSON that a command wrote, or several with commas between")
     parser.add_argument("data", type=Path, help="the file of data, which is there")
     parser.add_argument("setting", help="whose rows these are")
     parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
     parser.add_argument("--before", action="append", default=[], help="what was typed before, a command each")
     parser.add_argument("--beside", help="the field by which old rows of the setting stay, such as attention")
     options = parser.parse_args()
-    report, data = read_json(options.report), read_json(options.data)
-    conditions = conditions_of(options.conditions)
+    report = together([read_json(Path(name)) for name in options.report.split(",")])
+    data, conditions = read_json(options.data), conditions_of(options.conditions)
     kept = keep(report, data, options.setting, conditions, before=options.before, beside=options.beside)
     write_text(options.data, as_text(kept))
 

@@ -16,6 +16,10 @@ selection without any row is an error. Kinds that let a page choose their column
     <!-- table means data/variance.json task=text by=attention "show=rsd:RSD,pi:PI, %" -->
     <!-- table paired data/variance.json by=task "show=pi:PI, %" of=gmm-prf minus=gmm-rks -->
 
+The kind `measured` is no table: it is the sentence that says when and where the rows of one setting were measured.
+
+    <!-- table measured data/efficiency.json setting=operators -->
+
 Beside its rows a file of data has for readers:
 
     caption      what the rows are, in a sentence
@@ -33,11 +37,14 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from klformer.analysis.evidence.cells import Row
 from klformer.analysis.evidence.tables import COLUMN_OPTIONS, KINDS
 from klformer.errors import ArgumentError, FileError
 
+#: What is asked for as a table, and is a sentence.
+MEASURED = "measured"
 _TABLE = re.compile(r"(<!-- table (?P<words>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -56,11 +63,13 @@ def render(text: str, root: Path, place: str) -> str:
 
     def table(found: re.Match[str]) -> str:
         kind, files, *words = shlex.split(found["words"])
+        if kind == MEASURED:
+            return f"{found[1]}\n{_measured(_read(root / files), words, place)}\n{found[3]}"
         if kind not in KINDS:
-            raise ArgumentError(f"{place}: unknown kind of table {kind!r}; known are {', '.join(KINDS)}")
+            raise ArgumentError(f"{place}: unknown kind of table {kind!r}; known are {', '.join((*KINDS, MEASURED))}")
         conditions = conditions_of(words)
         columns = {option: conditions.pop(option) for option in COLUMN_OPTIONS.get(kind, ()) if option in conditions}
-        rows = selected([row for file in files.split(",") for row in _read(root / file)], conditions)
+        rows = selected([row for file in files.split(",") for row in _read(root / file)["rows"]], conditions)
         if not rows:
             raise ArgumentError(f"{place}: {files} has no row with {', '.join(words)}")
         return f"{found[1]}\n{KINDS[kind](rows, **columns)}\n{found[3]}"
@@ -68,12 +77,25 @@ def render(text: str, root: Path, place: str) -> str:
     return _TABLE.sub(table, text)
 
 
-def _read(file: Path) -> list[Row]:
+def _read(file: Path) -> dict[str, Any]:
     try:
-        rows: list[Row] = json.loads(file.read_text())["rows"]
+        data: dict[str, Any] = json.loads(file.read_text())
+        data["rows"]
     except (OSError, ValueError, KeyError) as error:
         raise FileError(f"{file} can't be read as data of a table: {error}") from error
-    return rows
+    return data
+
+
+def _measured(data: Mapping[str, Any], words: Sequence[str], place: str) -> str:
+    """When and where a setting was measured."""
+    asked = conditions_of(words)
+    settings = asked.get("setting", [])
+    if asked.keys() != {"setting"} or len(settings) != 1 or settings[0] not in data["commands"]:
+        known = ", ".join(data["commands"])
+        raise ArgumentError(f"{place}: `{MEASURED}` must have setting= one of {known}; got {' '.join(words)}")
+    where = data["environment"] | data.get("differs", {}).get(settings[0], {})
+    threads = "one thread" if where["threads"] == 1 else f"{where['threads']} threads"
+    return f"*Measured: {where['date']}, {where['processor']}, {threads}, torch {where['torch']}.*"
 
 
 def conditions_of(words: Iterable[str]) -> dict[str, list[str]]:

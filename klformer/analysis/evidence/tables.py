@@ -13,7 +13,8 @@
     cost          how many runs every setting took, and how long
     fields        the data as it is
 
-    gains, glue and glue-orders, on pretraining, are in glue_tables.py; those that commands print are in measurements.py
+    gains, glue and glue-orders, on pretraining, are in glue_tables.py; what commands print is in measurements.py, and
+    what benchmarks print in efficiency_tables.py
 
 A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
 at least three pairs. Nothing else is called better.
@@ -35,6 +36,7 @@ from klformer.analysis.evidence.cells import (
     with_spread,
 )
 from klformer.analysis.evidence.columns import correlations, differences, means
+from klformer.analysis.evidence.efficiency_tables import EFFICIENCY
 from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.analysis.evidence.measure import comparisons, error_of, measured
 from klformer.analysis.evidence.measurements import MEASUREMENTS
@@ -188,6 +190,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "glue": glue,
     "glue-orders": glue_orders,
     **MEASUREMENTS,
+    **EFFICIENCY,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
@@ -195,6 +198,7 @@ COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
     "paired": ("by", "show", "of", "minus", "between", "across"),
     "correlations": ("without",),
     "attention": ("show", "without"),
+    **dict.fromkeys(EFFICIENCY, ("show",)),
 }
 
 

@@ -23,6 +23,7 @@ from klformer.bench.measure import spread
 from klformer.bench.model.batch import GIBIBYTE, Batch, choose_batch
 from klformer.bench.model.output import draw_length, draw_speed, say_length, say_speed
 from klformer.bench.model.step import MATERIALISED, ModelStep, Seconds, in_own_process
+from klformer.bench.report import make_report
 from klformer.checks import check_choice, check_count
 from klformer.environment import describe_machine
 from klformer.files import write_json
@@ -102,7 +103,7 @@ def run(options: ModelBench) -> None:
     console.print(
         f"klformer model benchmark, {environment['date']}, {environment.get('device', environment['machine'])}"
     )
-    report: dict[str, Any] = {"environment": environment, "options": asdict(options), "speed": [], "length": []}
+    report = make_report(environment, {"options": asdict(options), "speed": [], "length": []})
     for task in options.tasks:
         rows = _measure_task(options, task, device, console)
         report["speed"] += rows

@@ -1,6 +1,6 @@
 """The tables and figures of `klformer bench model`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.bench.measure import growth, with_spread
+from klformer.bench.report import Cells, as_table
 from klformer.memory import MEBIBYTE
 from klformer.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.tasks import TASKS
@@ -24,7 +25,7 @@ LENGTH_NOTE = "peak above model, optimiser and inputs"
 
 def say_speed(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
     """Speed and memory of a task's model with each attention."""
-    _say(console, _speed_heading(task, rows), _speed_table(rows), SPEED_NOTE)
+    _say(console, _speed_heading(task, rows), as_table(speed_cells(rows)), SPEED_NOTE)
 
 
 def say_length(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -99,21 +100,19 @@ def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"{task}: training step of {batch} {one if batch == 1 else many} ({size}) of {length:,} tokens"
 
 
-def _speed_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    table.add_column("attention")
-    for column in ("steps / s", "processor s a step", "relative to softmax", "relative, processor", "MiB"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        if row["not_run"] is not None:
-            table.add_row(row["attention"], "not run", *[""] * 4)
-            continue
-        relative = [
-            "" if row[key] is None else with_spread(row[key], ".2f") for key in ("relative", "relative_processor")
-        ]
-        clocks = (with_spread(row["steps_per_second"], ".3g"), with_spread(row["processor"], ".3g"))
-        table.add_row(row["attention"], *clocks, *relative, f"{row['memory'] / MEBIBYTE:,.0f}")
-    return table
+def speed_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each attention on one task; "not run" in place of figures where there are none."""
+    return [
+        {
+            "attention": row["attention"],
+            "steps / s": "not run" if row["not_run"] is not None else with_spread(row["steps_per_second"], ".3g"),
+            "processor s a step": with_spread(row["processor"], ".3g"),
+            "relative to softmax": with_spread(row["relative"], ".2f"),
+            "relative, processor": with_spread(row["relative_processor"], ".2f"),
+            "MiB": f"{row['memory'] / MEBIBYTE:,.0f}" if row["not_run"] is None else "",
+        }
+        for row in rows
+    ]
 
 
 def _length_table(rows: Sequence[dict[str, Any]]) -> Table:
