@@ -33,12 +33,19 @@ def describe_machine() -> dict[str, Any]:
 
 
 def typed_command() -> str:
-    """What started this process, as it is typed, with the number of threads that it was given."""
+    """What started this process, as it is typed, with the number of threads that it was given: klformer, klformer under
+    torchrun (of this machine), or a script."""
     program, *arguments = sys.argv
     name = Path(program).name
     threads = os.environ.get("OMP_NUM_THREADS")
     given = [] if threads is None else [f"OMP_NUM_THREADS={threads}"]
-    return shlex.join([*given, "klformer" if name == "__main__.py" else name, *arguments])
+    if name == "__main__.py":
+        processes = os.environ.get("LOCAL_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+        torchrun = [] if processes is None else ["torchrun", "--nproc-per-node", processes, "-m"]
+        started = [*torchrun, "klformer"]
+    else:
+        started = ["python", program] if program.endswith(".py") else [name]
+    return shlex.join([*given, *started, *arguments])
 
 
 def _processor() -> str:

@@ -17,6 +17,13 @@ stands behind its colon. --before says what was typed before the command, such a
     klformer analyze evidence runs
     python -m klformer.analysis.evidence.keep analysis/runs.json docs/evidence/data/text.json text-laptop \\
       --before "klformer compare --task text --seeds 0 1 2 --attentions softmax gmm-prf"
+
+--of takes the rows of another setting, under the name that is asked for, such as those of a sweep:
+
+    python -m klformer.analysis.evidence.keep analysis/runs.json docs/evidence/data/decisions.json "drawn every step" \\
+      --of "sparsity0.5-laptop training.resample_every=1"
+
+--more takes the rows of further reports as well, where a setting is of several commands, or of one that ran repeatedly.
 """
 
 import argparse
@@ -42,6 +49,8 @@ def keep(
     conditions: Mapping[str, Sequence[str]],
     *,
     before: Sequence[str] = (),
+    of: str | None = None,
+    more: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The data with what a command reported.
 
@@ -51,16 +60,27 @@ def keep(
         setting: What these rows are called in it.
         conditions: What rows must have, by field.
         before: Commands that were typed before the one of the report.
+        of: What the setting is called in the report, if not the same.
+        more: Further reports, of the same environment at whatever time; their rows follow, in this order.
 
     Raises:
-        ArgumentError: no row has it, or is of the setting.
+        ArgumentError: no row has it, or is of the setting; or reports are of several environments.
     """
-    rows = selected(report["rows"] if "rows" in report else report["results"], conditions)
-    rows = [{"setting": setting, **row} for row in rows if _setting(row) in (None, setting)]
+    reports = [report, *more]
+    found = [row for one in reports for row in (one["rows"] if "rows" in one else one["results"])]
+    wanted = setting if of is None else of
+    rows = [row for row in selected(found, conditions) if _setting(row) in (None, wanted)]
     if not rows:
-        raise ArgumentError(f"no row of the report has {dict(conditions)} and is of the setting {setting!r}")
-    new = {name: report["environment"][name] for name in _ENVIRONMENT}
-    new["date"] = new["date"][:10]
+        there = ", ".join(dict.fromkeys(name for name in map(_setting, found) if name is not None)) or "no setting"
+        raise ArgumentError(
+            f"no row of the report has {dict(conditions)} and is of the setting {wanted!r}; it has {there}"
+        )
+    rows = [_called(row, wanted, setting) for row in rows]
+    new = _environment(report)
+    for other in map(_environment, more):
+        if difference := _difference(other, new | {"date": other["date"]}):
+            raise ArgumentError(f"reports must be of one environment; another of them has {difference}")
+    commands = dict.fromkeys([*before, *(_without_target(one["command"]) for one in reports)])
     environments = {name: data["environment"] | data.get("differs", {}).get(name, {}) for name in data["commands"]}
     differs = {name: _difference(old, new) for name, old in environments.items() if name != setting}
     differs = {name: other for name, other in differs.items() if other}
@@ -68,7 +88,7 @@ def keep(
         "caption": data["caption"],
         "environment": new,
         **({"differs": differs} if differs else {}),
-        "commands": data["commands"] | {setting: "\n".join([*before, _without_target(report["command"])])},
+        "commands": data["commands"] | {setting: "\n".join(commands)},
         "rows": _replaced(data["rows"], [_rounded(row) for row in rows], setting),
     }
 
@@ -78,6 +98,18 @@ def as_text(data: Mapping[str, Any]) -> str:
     head = json.dumps({name: value for name, value in data.items() if name != "rows"}, indent=2, ensure_ascii=False)
     rows = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in data["rows"])
     return f'{head.removesuffix("}").rstrip()},\n  "rows": [\n    {rows}\n  ]\n}}\n'
+
+
+def _environment(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a report, with the day in place of the time."""
+    found = {name: report["environment"][name] for name in _ENVIRONMENT}
+    return found | {"date": found["date"][:10]}
+
+
+def _called(row: Mapping[str, Any], before: str, now: str) -> dict[str, Any]:
+    """A row of a setting, first of all, that was called otherwise before; a metric behind it stays."""
+    name = now + row.get("setting", before).removeprefix(before)
+    return {"setting": name, **{field: value for field, value in row.items() if field != "setting"}}
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,9 +150,13 @@ def main() -> None:
     parser.add_argument("setting", help="whose rows these are")
     parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
     parser.add_argument("--before", action="append", default=[], help="what was typed before, a command each")
+    parser.add_argument("--of", help="what the setting is called in the report, if not the same")
+    parser.add_argument("--more", action="append", default=[], type=Path, help="a further report, whose rows follow")
     options = parser.parse_args()
     report, data = read_json(options.report), read_json(options.data)
-    kept = keep(report, data, options.setting, conditions_of(options.conditions), before=options.before)
+    conditions = conditions_of(options.conditions)
+    more = [read_json(file) for file in options.more]
+    kept = keep(report, data, options.setting, conditions, before=options.before, of=options.of, more=more)
     write_text(options.data, as_text(kept))
 
 
