@@ -244,6 +244,25 @@ def test_small_benchmarks_print_their_tables(capsys, tmp_path):
     assert "peak memory" in run_bench(capsys, "layer", "--length", "2000", "--heads", "2", "--head-dim", "8")
 
 
+def test_steps_with_sequences_in_parts_are_reported(capsys, tmp_path, monkeypatch):
+    for name, value in measure.KEEP_FREED_MEMORY.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["klformer", "bench", "sequence"])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    sizes = ["--num-layers", "1", "--num-heads", "2", "--model-dim", "8", "--ffn-dim", "8", "--repeats", "1"]
+    written = tmp_path / "sequence.json"
+    out = run_bench(capsys, "sequence", "--lengths", "32", "64", *sizes, "--causal", "--json", str(written))
+    assert "peak MiB" in out
+    report = json.loads(written.read_text())
+    assert [(row["length"], row["processes"], row["causal"]) for row in report["results"]] == [
+        (32, 1, True),
+        (64, 1, True),
+    ]
+    keeps = "MALLOC_MMAP_MAX_=0 MALLOC_TOP_PAD_=67108864 MALLOC_TRIM_THRESHOLD_=1099511627776"
+    assert report["command"] == f"{keeps} klformer bench sequence"
+    assert {row["allocator"] for row in report["results"]} == {keeps}
+
+
 def in_this_process(arguments, environment=None):
     """What a measurement prints, without a process of its own, which takes seconds to start."""
     with redirect_stdout(StringIO()) as printed:
