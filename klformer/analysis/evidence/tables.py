@@ -14,7 +14,7 @@
     fields        the data as it is
 
     gains, glue and glue-orders, on pretraining, are in glue_tables.py; those that commands print are in measurements.py
-    and trial_tables.py
+    and trial_tables.py, those of scripts that attack it in robustness_tables.py
 
 A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
 at least three pairs. Nothing else is called better.
@@ -39,6 +39,7 @@ from klformer.analysis.evidence.columns import correlations, differences, means
 from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.analysis.evidence.measure import comparisons, error_of, measured
 from klformer.analysis.evidence.measurements import MEASUREMENTS
+from klformer.analysis.evidence.robustness_tables import ROBUSTNESS
 from klformer.analysis.evidence.trial_tables import TRIALS
 from klformer.attention import AttentionSpec, attention_options
 
@@ -191,6 +192,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "glue-orders": glue_orders,
     **MEASUREMENTS,
     **TRIALS,
+    **ROBUSTNESS,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
