@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,24 @@ def describe_machine() -> dict[str, Any]:
 
 
 def typed_command() -> str:
-    """What started this process, as it is typed, with the number of threads that it was given."""
+    """What started this process, as it is typed, with what its allocator was told and the number of threads that it was
+    given: klformer, klformer under torchrun (of this machine), or a script."""
     program, *arguments = sys.argv
     name = Path(program).name
     threads = os.environ.get("OMP_NUM_THREADS")
-    given = [] if threads is None else [f"OMP_NUM_THREADS={threads}"]
-    return shlex.join([*given, "klformer" if name == "__main__.py" else name, *arguments])
+    given = allocator_variables(os.environ).split() + ([] if threads is None else [f"OMP_NUM_THREADS={threads}"])
+    if name == "__main__.py":
+        processes = os.environ.get("LOCAL_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+        torchrun = [] if processes is None else ["torchrun", "--nproc-per-node", processes, "-m"]
+        started = [*torchrun, "klformer"]
+    else:
+        started = ["python", program] if program.endswith(".py") else [name]
+    return shlex.join([*given, *started, *arguments])
+
+
+def allocator_variables(environment: Mapping[str, str]) -> str:
+    """What of an environment is for glibc's allocator, as it is typed before a command."""
+    return " ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("MALLOC_"))
 
 
 def _processor() -> str:

@@ -4,18 +4,21 @@ FastFood projects a token with d log d additions where a dense matrix takes d^2 
 products run at the machine's full speed and the transform does not; this says from which head size on it pays.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from klformer.bench.measure import median_times
+from klformer.bench.measure import round_times, spread
+from klformer.bench.report import Cells, as_table, write_report
 from klformer.environment import describe_machine
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops.hadamard import hadamard_transform
+from klformer.terminal import make_console
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class FastFoodBench:
     """Tokens."""
     repeats: int = 5
     """Rounds that are counted, after one to warm up."""
+    json: Path | None = None
+    """Write all figures to this file."""
 
 
 def transform_tokens(spectrum: FastFoodSpectrum, x: Tensor) -> Tensor:
@@ -48,22 +53,29 @@ def multiply_tokens(spectrum: FastFoodSpectrum, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run(options: FastFoodBench) -> None:
-    """Measure and print one row a head size."""
-    console = Console()
+    """Measure, print one row a head size, and write the figures where they were asked for."""
     environment = describe_machine()
-    table = Table(
-        title=f"projecting {options.length:,} tokens on d frequencies, {environment['date']}, {environment['machine']}"
-    )
-    for column in ("d", "transform every token, ms", "form blocks + matrix product, ms", "transform / product"):
-        table.add_column(column, justify="right")
-    for size in options.head_dims:
-        spectrum = FastFoodSpectrum(num_heads=1, head_dim=size, num_frequencies=size)
-        x = torch.randn(options.length, size)
-        ways = {
-            "transform": partial(transform_tokens, spectrum, x),
-            "product": partial(multiply_tokens, spectrum, x),
-        }
-        times = median_times(ways, repeats=options.repeats)
-        ratio = times["transform"] / times["product"]
-        table.add_row(str(size), f"{times['transform'] * 1e3:.2f}", f"{times['product'] * 1e3:.2f}", f"{ratio:.2f}x")
-    console.print(table)
+    results = [_measure(size, options) for size in options.head_dims]
+    title = f"projecting {options.length:,} tokens on d frequencies, {environment['date']}, {environment['machine']}"
+    console = make_console(80)
+    console.print(as_table([cells(row) for row in results], title=title))
+    write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
+
+
+def cells(row: Mapping[str, Any]) -> Cells:
+    """What a row says, by heading: medians of both ways, and how they compare."""
+    transform, product = (row[way]["median"] for way in ("transform", "product"))
+    return {
+        "d": f"{row['head_dim']:,}",
+        "transform every token, ms": f"{transform * 1e3:.2f}",
+        "form blocks + matrix product, ms": f"{product * 1e3:.2f}",
+        "transform / product": f"{transform / product:.1f}x",
+    }
+
+
+def _measure(size: int, options: FastFoodBench) -> dict[str, Any]:
+    spectrum = FastFoodSpectrum(num_heads=1, head_dim=size, num_frequencies=size)
+    x = torch.randn(options.length, size)
+    ways = {"transform": partial(transform_tokens, spectrum, x), "product": partial(multiply_tokens, spectrum, x)}
+    times = round_times(ways, repeats=options.repeats)
+    return {"head_dim": size, "length": options.length, **{way: spread(seconds) for way, seconds in times.items()}}

@@ -69,11 +69,6 @@ def both_times(
     return {subject: (wall[subject], processor[subject][1:]) for subject in subjects}  # the first warms up
 
 
-def median_times(subjects: Mapping[Subject, Callable[[], object]], *, repeats: int) -> dict[Subject, float]:
-    """Medians of `round_times`."""
-    return {subject: statistics.median(times) for subject, times in round_times(subjects, repeats=repeats).items()}
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, lowest and highest."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}

@@ -20,12 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from klformer.attention import AttentionSpec
 from klformer.bench.report import write_report
+from klformer.bench.sequence_tables import step_cells, traffic_cells
 from klformer.distributed import average_gradients, parts_of, sequence_parallel
 from klformer.distributed.collectives import ProcessParts
 from klformer.distributed.cost import model_traffic
-from klformer.environment import describe_machine
+from klformer.environment import allocator_variables, describe_machine
 from klformer.errors import ArgumentError
-from klformer.memory import MEBIBYTE, peak_memory, reset_peak_memory
+from klformer.memory import peak_memory, reset_peak_memory
 from klformer.models import EncoderConfig, TransformerEncoder
 
 
@@ -68,7 +69,7 @@ def run(options: SequenceBench) -> None:
         environment = describe_machine()
         console = Console(width=max(112, Console().width))
         console.print(f"klformer sequence benchmark, {environment['date']}, {environment['machine']}")
-        console.print(_table(options, results, 1 if mesh is None else mesh.size()))
+        console.print(_table(options, results))
         write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
     if mesh is not None:
         dist.destroy_process_group()
@@ -130,7 +131,9 @@ def _measure(options: SequenceBench, length: int, mesh: DeviceMesh | None) -> di
     largest = _largest(torch.tensor([statistics.median(times), peak, peak - before], dtype=torch.float64), mesh)
     return {
         "length": length,
+        "causal": options.causal,
         "processes": count,
+        "allocator": allocator_variables(os.environ),
         "seconds": largest[0].item(),
         "peak_bytes": largest[1].item(),
         "peak_bytes_above_start": largest[2].item(),
@@ -138,6 +141,7 @@ def _measure(options: SequenceBench, length: int, mesh: DeviceMesh | None) -> di
         "predicted_bytes_a_layer": predicted[0].payload if mesh is not None else 0,
         "predicted_bytes_sent_a_step": sum(p.on_the_wire(count, causal=options.causal) for p in predicted)
         + 2 * (count - 1) / count * sum(p.numel() * p.element_size() for p in model.parameters()),
+        "interface": options.interface,
         "interface_bytes_a_step": None if through is None else (_known(_sent(options.interface)) - through) / steps,
     }
 
@@ -170,25 +174,12 @@ def _sent(interface: str | None) -> int | None:
     raise ArgumentError(f"interface: there is no {interface!r} here; `ip link` names them")
 
 
-def _table(options: SequenceBench, results: list[dict[str, Any]], count: int) -> Table:
-    direction = "causal" if options.causal else "bidirectional"
+def _table(options: SequenceBench, results: list[dict[str, Any]]) -> Table:
     sizes = f"{options.num_layers} layers, H={options.num_heads}, width {options.model_dim}"
-    table = Table(title=f"{options.attention}, {direction}, {sizes}; {count} process{'es' * (count > 1)}")
-    for column in ("tokens", "s a step", "peak MiB a process", "above the start", "said a layer, bytes", "predicted"):
-        table.add_column(column, justify="right")
-    if options.interface is not None:
-        table.add_column(f"{options.interface}, bytes a step", justify="right")
-        table.add_column("predicted", justify="right")
-    for row in results:
-        cells = [
-            f"{row['length']:,}",
-            f"{row['seconds']:.2f}",
-            f"{row['peak_bytes'] / MEBIBYTE:,.0f}",
-            f"{row['peak_bytes_above_start'] / MEBIBYTE:,.0f}",
-            f"{sum(row['counted_bytes_a_layer'].values()):,.0f}",
-            f"{row['predicted_bytes_a_layer']:,}",
-        ]
-        if options.interface is not None:
-            cells += [f"{row['interface_bytes_a_step']:,.0f}", f"{count * row['predicted_bytes_sent_a_step']:,.0f}"]
-        table.add_row(*cells)
+    table = Table(title=f"{options.attention}, {sizes}; what is said, in bytes")
+    lines = [step_cells(row) | traffic_cells(row) for row in results]
+    for heading in lines[0]:
+        table.add_column(heading, justify="right")
+    for line in lines:
+        table.add_row(*line.values())
     return table

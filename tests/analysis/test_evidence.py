@@ -134,6 +134,21 @@ def test_two_runs_that_cannot_be_told_apart_are_refused(tmp_path):
     run(EvidenceAnalysis(runs=(folders[0], folders[0]), out=tmp_path / "out"))  # one run, named twice
 
 
+def test_runs_of_a_sweep_are_settings_of_their_own(tmp_path):
+    for every in (10, 1):
+        config = tiny(tmp_path, "gmm-rks:num_frequencies=8", max_steps=1, resample_every=every, log_every=every)
+        train_run(config, tmp_path / "runs" / str(every), resume=False, reporter=SilentReporter())
+    config = tiny(tmp_path, "softmax", max_steps=1)
+    train_run(config, tmp_path / "runs" / "softmax", resume=False, reporter=SilentReporter())
+    run(EvidenceAnalysis(runs=(tmp_path / "runs",), out=tmp_path / "out"))
+    rows = json.loads((tmp_path / "out" / "runs.json").read_text())["rows"]
+    # What is written to the record and how often makes no other result.
+    settings = [f"{setting_name(config)} training.resample_every={every}: accuracy, %" for every in (1, 10)]
+    assert [row["setting"] for row in rows if row["attention"] != "softmax"] == settings
+    curves = json.loads((tmp_path / "out" / "runs-curves.json").read_text())["rows"]
+    assert {point["setting"] for point in curves} == {row["setting"] for row in rows}
+
+
 def measure_on_recall(monkeypatch, values):
     """Let the answers come from these accuracies, one or several seeds each."""
     found = [

@@ -107,6 +107,19 @@ def test_a_report_without_rows_is_refused():
         keep({"environment": HERE, "command": "klformer bench x"}, DATA, "new", {})
 
 
+def test_runs_of_a_sweep_get_a_name_of_their_own():
+    names = [f"a-laptop training.resample_every={every}: accuracy, %" for every in (1, 10)]
+    rows = [{"attention": "gmm-rks", "setting": name, "value": 1.0} for name in names]
+    report = {"environment": REPORT["environment"], "command": "klformer analyze evidence runs", "rows": rows}
+    kept = keep(report, DATA, "every step", {}, of="a-laptop training.resample_every=1")
+    assert kept["rows"][-1] == {"setting": "every step: accuracy, %", "attention": "gmm-rks", "value": 1.0}
+    assert next(iter(kept["rows"][-1])) == "setting"
+    assert len(kept["rows"]) == len(DATA["rows"]) + 1
+    assert kept["commands"]["every step"] == "klformer analyze evidence runs"
+    with pytest.raises(ArgumentError, match=r"'a-laptop'; it has a-laptop training\.resample_every=1, a-laptop"):
+        keep(report, DATA, "every step", {}, of="a-laptop")
+
+
 def test_files(tmp_path, monkeypatch):
     report, data = tmp_path / "report.json", tmp_path / "data.json"
     report.write_text(json.dumps(REPORT))
@@ -128,3 +141,9 @@ def test_analyses_say_what_was_typed(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(sys, "argv", ["/usr/bin/klformer", "analyze", "mse"])
     assert typed_command() == "klformer analyze mse"
+    monkeypatch.setattr(sys, "argv", ["tests/faults/kill.py", "--kills", "2"])
+    assert typed_command() == "python tests/faults/kill.py --kills 2"
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/klformer/__main__.py", "bench", "sequence"])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert typed_command() == "torchrun --nproc-per-node 2 -m klformer bench sequence"

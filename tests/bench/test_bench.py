@@ -19,7 +19,7 @@ from klformer.bench.attention_tables import memory_columns, summarise, time_colu
 from klformer.bench.decode import DecodeBench
 from klformer.bench.decode import run as main_of_decode
 from klformer.bench.floors import matrix_products
-from klformer.bench.measure import crossover, growth, in_own_process, log_log_slope, median_times
+from klformer.bench.measure import crossover, growth, in_own_process, log_log_slope, round_times, spread
 from klformer.bench.sizes import Sizes
 from klformer.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.cli.main import main
@@ -142,9 +142,10 @@ def test_a_measurement_that_is_not_there_is_named():
 
 def test_medians_and_slopes():
     runs = []
-    times = median_times({"a": lambda: runs.append("a"), "b": lambda: runs.append("b")}, repeats=2)
+    times = round_times({"a": lambda: runs.append("a"), "b": lambda: runs.append("b")}, repeats=2)
     assert runs == ["a", "b"] * 3
-    assert set(times) == {"a", "b"}
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 2, "b": 2}
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
     assert log_log_slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
     assert growth([1, 2, 4], [3, 0, 48]) == "L^2.00"
     assert growth([1], [3]) == ""
@@ -227,10 +228,41 @@ def test_transforming_tokens_equals_the_matrix_product():
     torch.testing.assert_close(fastfood.transform_tokens(spectrum, x), x @ spectrum.frequencies()[0].T)
 
 
-def test_small_benchmarks_print_their_tables(capsys):
-    assert "transform" in run_bench(capsys, "fastfood", "--head-dims", "8", "16", "--length", "64", "--repeats", "1")
-    assert "gmm-rks" in run_bench(capsys, "denominators", "--lengths", "32", "--heads", "2", "--head-dim", "8")
+def test_small_benchmarks_print_their_tables(capsys, tmp_path):
+    written = tmp_path / "report.json"
+    assert "transform" in run_bench(
+        capsys, "fastfood", "--head-dims", "8", "16", "--length", "64", "--repeats", "1", "--json", str(written)
+    )
+    report = json.loads(written.read_text())
+    assert [(row["head_dim"], row["length"]) for row in report["results"]] == [(8, 64), (16, 64)]
+    assert report["results"][0]["product"].keys() == {"median", "low", "high"}
+    assert {"command", "environment"} <= report.keys()
+    sizes = ["--lengths", "32", "64", "--heads", "2", "--head-dim", "8"]
+    assert "gmm-rks" in run_bench(capsys, "denominators", *sizes, "--json", str(written))
+    report = json.loads(written.read_text())
+    assert {"command", "environment"} <= report.keys()
+    assert len(report["results"]) == 4 * 2 * 3
+    assert all(0 <= row["negative_share"] <= 1 for row in report["results"])
     assert "peak memory" in run_bench(capsys, "layer", "--length", "2000", "--heads", "2", "--head-dim", "8")
+
+
+def test_steps_with_sequences_in_parts_are_reported(capsys, tmp_path, monkeypatch):
+    for name, value in measure.KEEP_FREED_MEMORY.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["klformer", "bench", "sequence"])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    sizes = ["--num-layers", "1", "--num-heads", "2", "--model-dim", "8", "--ffn-dim", "8", "--repeats", "1"]
+    written = tmp_path / "sequence.json"
+    out = run_bench(capsys, "sequence", "--lengths", "32", "64", *sizes, "--causal", "--json", str(written))
+    assert "peak MiB" in out
+    report = json.loads(written.read_text())
+    assert [(row["length"], row["processes"], row["causal"]) for row in report["results"]] == [
+        (32, 1, True),
+        (64, 1, True),
+    ]
+    keeps = "MALLOC_MMAP_MAX_=0 MALLOC_TOP_PAD_=67108864 MALLOC_TRIM_THRESHOLD_=1099511627776"
+    assert report["command"] == f"{keeps} klformer bench sequence"
+    assert {row["allocator"] for row in report["results"]} == {keeps}
 
 
 def in_this_process(arguments, environment=None):

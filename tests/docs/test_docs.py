@@ -33,7 +33,7 @@ COMMAND = re.compile(rf"^{PREFIX}klformer +(?P<rest>.+)$")
 #: Commands inside of sentences and tables.
 INLINE = re.compile(rf"`{PREFIX}klformer +([^`]+)`")
 #: What the commands of data may be instead: a script or a test of the project, or the place of other commands.
-SCRIPT = re.compile(r"^python (?:-m pytest )?(?P<file>[\w./-]+\.py)\b")
+SCRIPT = re.compile(r"^(?:\w+=\S* +)*python (?:-m pytest )?(?P<file>[\w./-]+\.py)\b")
 MODULE = re.compile(r"^python -m (?P<module>klformer[\w.]+)\b")
 ELSEWHERE = re.compile(r"^see (?P<file>[\w./-]+\.json)$")
 #: A script of the project with arguments.

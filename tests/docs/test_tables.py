@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -48,32 +47,6 @@ def test_data_says_where_it_is_from(file):
     assert data["commands"], "tests/docs/test_docs.py reads them"
     assert settings <= data["commands"].keys()
     assert data.get("differs", {}).keys() <= settings
-
-
-#: Where the runs are that decisions speak of: file and setting.
-DECIDED_BY = {
-    "recall": ("recall-smoothing", "recall-laptop"),
-    "sparsity 0.5": ("sparsity", "sparsity0.5-laptop"),
-    "ListOps": ("listops", "listops-laptop"),
-    "Text": ("without-neighbours", "text-laptop"),
-}
-
-
-def test_what_decisions_repeat_is_what_the_runs_say():
-    # Recall with the default smoothing has comparisons in place of runs.
-    recall = [row for row in rows_of(MEASURED) if row["setting"].startswith("recall-laptop:")]
-    compared = {row["attention"]: row["learned"] for row in recall if row["draw"] == "redrawn"}
-    for row in (row for row in rows_of(DATA / "decisions.json") if row["setting"] == "smoothing-tasks"):
-        task, attention = row[""].replace("`", "").split(", ")
-        file, setting = DECIDED_BY[task]
-        for heading, name in (("s = 1", f"{attention}:smoothing=1"), ("0.1", attention)):
-            values = [
-                run["value"]
-                for run in rows_of(DATA / f"{file}.json")
-                if run["attention"] == name and run["setting"] == f"{setting}: accuracy, %"
-            ]
-            half = 0.5 * 10.0 ** -len(str(row[heading]).partition(".")[2])  # of the last digit
-            assert row[heading] == pytest.approx(fmean(values or [compared[name]]), abs=half + 1e-4), row
 
 
 def rows_of(file):

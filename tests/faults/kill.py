@@ -5,7 +5,7 @@
 A round kills one command with SIGKILL at random moments, going on as a user would, and compares what it leaves with
 what it leaves undisturbed: training and pretraining (weights, optimiser and result bit for bit, and no checkpoint
 lost), generation of data (the files), evaluation (its output, and the run untouched) and a report (the page is whole at
-every moment). Exits with 1 if anything differs.
+every moment). Exits with 1 if anything differs. --json FILE writes a row a command, for docs/robustness.md.
 """
 
 import argparse
@@ -26,6 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from run_support import TINY_FLAGS, assert_same_state, contents, final_state  # noqa: E402
 
+from klformer.environment import describe_environment, typed_command  # noqa: E402
+from klformer.files import write_json  # noqa: E402
 from klformer.training.checkpoint import CheckpointStore  # noqa: E402
 
 #: So many kills of a command before it may end by itself, and the round with it.
@@ -220,11 +222,14 @@ def main():
     parser.add_argument("--commands", nargs="+", choices=list(COMMANDS), default=list(COMMANDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many, with fewer kills")
+    parser.add_argument("--json", type=Path, help="write kills and losses to this file")
     options = parser.parse_args()
-    chance, kills, lost, started = random.Random(options.seed), Counter(), 0, time.monotonic()
+    chance, kills, lost, started = random.Random(options.seed), Counter(), Counter(), time.monotonic()
+    rows = []
     share = -(-options.kills // len(options.commands))
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(options.commands, start=1):
+            began = time.monotonic()
             victim = COMMANDS[name](Path(folder))
             until = started + 60 * options.minutes * number / len(options.commands)
 
@@ -237,10 +242,15 @@ def main():
                 try:
                     victim.round(chance, count)
                 except AssertionError as error:
-                    lost += 1
+                    lost[name] += 1
                     print(f"LOST in {name}: {error}", flush=True)
-            print(f"{name}: {kills[name]} kills, {lost} losses so far, {time.monotonic() - started:.0f} s", flush=True)
-    sys.exit(1 if lost else 0)
+            seconds = time.monotonic() - began
+            print(f"{name}: {kills[name]} kills, {lost[name]} losses, {seconds:.0f} s", flush=True)
+            what = COMMANDS[name].__doc__.partition("\n")[0].removesuffix(".")
+            rows.append({"command": name, "what": what, "kills": kills[name], "lost": lost[name], "seconds": seconds})
+    if options.json is not None:
+        write_json(options.json, {"environment": describe_environment(), "command": typed_command(), "rows": rows})
+    sys.exit(1 if lost.total() else 0)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python tests/faults/soak.py --steps 50000
 
 Evaluates and saves all the time, as a run of a day does. Prints memory (resident, MiB) and open files on the way; exits
-with 1 if the second half of the run has grown by more than 2% of the memory, or by a file.
+with 1 if the second half of the run has grown by more than 2% of the memory, or by a file. --json FILE writes what it
+prints, for docs/robustness.md.
 """
 
 import argparse
@@ -18,6 +19,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from run_support import tiny  # noqa: E402
 
+from klformer.analysis.evidence.robustness_tables import second_half  # noqa: E402
+from klformer.environment import describe_environment, typed_command  # noqa: E402
+from klformer.files import write_json  # noqa: E402
 from klformer.runs.train import train_run  # noqa: E402
 from klformer.training.progress import SilentReporter  # noqa: E402
 
@@ -26,31 +30,42 @@ class Watcher(SilentReporter):
     """Notes memory and files at every line of the record."""
 
     def __init__(self):
-        self.seen = []
+        self.seen, self.started = [], time.monotonic()
 
     def step(self, step, **figures):
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        self.seen.append((step, resident, len(os.listdir("/proc/self/fd"))))
+        files = len(os.listdir("/proc/self/fd"))
+        seconds = time.monotonic() - self.started
+        self.seen.append({"step": step, "seconds": seconds, "resident_mib": resident, "open_files": files})
+
+    def some(self):
+        """About ten moments, among them the first of the second half and the last."""
+        count = len(self.seen)
+        places = {*range(0, count, max(1, count // 10)), count // 2, count - 1}
+        return [self.seen[place] for place in sorted(places)]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50_000)
+    parser.add_argument("--json", type=Path, help="write memory and open files to this file")
     options = parser.parse_args()
-    watcher, started = Watcher(), time.monotonic()
+    watcher = Watcher()
     every = max(1, options.steps // 200)
     with tempfile.TemporaryDirectory() as folder:
         config = tiny(
             Path(folder), max_steps=options.steps, evaluate_every=every, checkpoint_every=every, log_every=every
         )
         train_run(config, Path(folder) / "run", resume=False, reporter=watcher)
-    for step, resident, files in watcher.seen[:: max(1, len(watcher.seen) // 10)]:
-        print(f"step {step:7,}: {resident:7.1f} MiB, {files} files")
-    half = watcher.seen[len(watcher.seen) // 2 :]
-    grown, more = half[-1][1] - half[0][1], half[-1][2] - half[0][2]
-    seconds = time.monotonic() - started
+    seconds, rows = time.monotonic() - watcher.started, watcher.some()
+    for row in rows:
+        print(f"step {row['step']:7,}: {row['resident_mib']:7.1f} MiB, {row['open_files']} files")
+    grown, more = second_half(rows)
     print(f"{options.steps:,} steps in {seconds:.0f} s; second half: {grown:+.1f} MiB, {more:+d} files")
-    sys.exit(1 if grown > 0.02 * half[0][1] or more > 0 else 0)
+    if options.json is not None:
+        write_json(options.json, {"environment": describe_environment(), "command": typed_command(), "rows": rows})
+    at_half = rows[-1]["resident_mib"] - grown
+    sys.exit(1 if grown > 0.02 * at_half or more > 0 else 0)
 
 
 if __name__ == "__main__":

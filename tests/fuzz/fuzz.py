@@ -4,7 +4,7 @@
 
 Every input has a number, and is made from it alone: `--first NUMBER --inputs 1` makes one again. What is not a refusal
 in words (a UserError), and what takes longer than ten seconds of the processor, is a crash; crashes at one place count
-as one.
+as one. --json FILE writes a row a target, for docs/robustness.md.
 """
 
 import argparse
@@ -25,7 +25,9 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), 
 
 from targets import TARGETS  # noqa: E402
 
+from klformer.environment import describe_environment, typed_command  # noqa: E402
 from klformer.errors import UserError  # noqa: E402
+from klformer.files import write_json  # noqa: E402
 
 #: No input is so large that reading it may take longer, in seconds of the processor, or more memory.
 SLOW, MEMORY = 10, 6 * 2**30
@@ -81,9 +83,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--inputs", type=int)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write what became of the inputs to this file")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    failed = False
+    failed, rows = False, []
     for name in options.targets:
         with tempfile.TemporaryDirectory() as folder:
             before = time.process_time()
@@ -91,16 +94,27 @@ def main():
             counts, crashes, seconds, inputs = fuzz(
                 name, Path(folder), seconds=limit, inputs=options.inputs, first=options.first
             )
-            print(
-                f"{name}: {inputs:,} inputs in {seconds:.0f} s "
-                f"({time.process_time() - before:.0f} s of processor time): "
-                f"{counts['read']:,} read, {counts['refused']:,} refused in words, {counts['crashed']:,} crashed "
-                f"at {len(crashes)} places",
-                flush=True,
-            )
+            row = {
+                "target": name,
+                "what": TARGETS[name].__doc__.partition("\n")[0].removesuffix("."),
+                "inputs": inputs,
+                "seconds": seconds,
+                "processor_seconds": time.process_time() - before,
+                **{kind: counts[kind] for kind in ("read", "refused", "crashed")},
+                "places": {where: number for where, (number, _) in crashes.items()},
+            }
+        print(
+            f"{name}: {inputs:,} inputs in {seconds:.0f} s ({row['processor_seconds']:.0f} s of processor time): "
+            f"{row['read']:,} read, {row['refused']:,} refused in words, {row['crashed']:,} crashed "
+            f"at {len(crashes)} places",
+            flush=True,
+        )
+        rows.append(row)
         for where, (number, text) in crashes.items():
             failed = True
             print(f"--- {where}: --targets {name} --first {number} --inputs 1\n{text}", flush=True)
+    if options.json is not None:
+        write_json(options.json, {"environment": describe_environment(), "command": typed_command(), "rows": rows})
     sys.exit(1 if failed else 0)
 
 

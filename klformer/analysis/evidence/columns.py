@@ -85,7 +85,7 @@ def differences(
             found = [paired(*(_by_seed(_having(side, more), field) for side in sides)) for _, field, more in columns]
             pairs = [count for _, _, count in found if count or not across]
             if any(pairs):
-                shown = [f"`{name}`" if between[0] == "attention" else name for name in names]
+                shown = [_known({between[0]: name}, between)[0] for name in names]
                 cells = (_marked(*cell) for cell in found)
                 lines.append([*_known(known, by), " - ".join(shown), _span(pairs), *cells])
     return markdown([*by, "difference", "pairs", *(heading for heading, _, _ in columns)], lines)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from klformer.analysis.evidence.chart import draw
 from klformer.analysis.evidence.measure import Measured, comparisons, measured
+from klformer.analysis.evidence.sweeps import swept_settings
 from klformer.analysis.evidence.tables import learned_or_frozen
 from klformer.analysis.kernel.planted import held_out_pairs, planted_error
 from klformer.analysis.options import Count
@@ -20,7 +21,7 @@ from klformer.errors import ArgumentError
 from klformer.runs.facts import what_it_took
 from klformer.runs.folder import RunFolder
 from klformer.runs.load import load_run
-from klformer.runs.naming import selecting_metric, setting_and_start
+from klformer.runs.naming import selecting_metric
 from klformer.runs.rates import at_chosen_rates
 from klformer.tasks import Planted
 from klformer.training.progress import SilentReporter
@@ -39,7 +40,8 @@ class EvidenceAnalysis:
     """Learned kernels beside the same kernels frozen, paired by seed: what learning is worth.
 
     Runs of the task planted are compared by the error of their kernel as well. Of several learning rates, that is taken
-    which is best on validation at the first seed that has several. Example:
+    which is best on validation at the first seed that has several. Runs of a sweep are settings of their own, named
+    after the field and its value. Example:
 
       klformer analyze evidence runs/recall-*
     """
@@ -69,15 +71,18 @@ def run(options: EvidenceAnalysis) -> None:
         raise ArgumentError(f"no finished run in {', '.join(map(str, options.runs))}")
     folders = at_chosen_rates(finished)
     left_out = len(finished) - len(folders)
-    by_run = [(folder, list(_numbers(folder, draws))) for folder in folders]
+    settings = swept_settings([folder.config() for folder in folders])
+    by_run = [
+        (folder, list(_numbers(folder, setting, draws))) for folder, setting in zip(folders, settings, strict=True)
+    ]
     numbers = [number for _, found in by_run for number in found]
     rows = [comparison.as_row() for comparison in comparisons(numbers)]
-    settings = {"runs": len(folders), "draws": draws}
-    write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=settings, figure=draw(rows))
+    made_of = {"runs": len(folders), "draws": draws}
+    write_results(options.out, "evidence", caption=CAPTION, rows=rows, settings=made_of, figure=draw(rows))
     runs = [_run_row(folder, number, found[0]) for folder, found in by_run for number in found]
-    write_results(options.out, "runs", caption=RUNS_CAPTION, rows=runs, settings=settings)
+    write_results(options.out, "runs", caption=RUNS_CAPTION, rows=runs, settings=made_of)
     curves = [point for folder, found in by_run for point in _curve(folder, found[0])]
-    write_results(options.out, "runs-curves", caption=CURVES_CAPTION, rows=curves, settings=settings)
+    write_results(options.out, "runs-curves", caption=CURVES_CAPTION, rows=curves, settings=made_of)
     (options.out / "evidence.md").write_text(markdown(rows))
     console = Console(width=max(140, Console().width))
     print_table(console, rows, CAPTION)
@@ -98,12 +103,11 @@ def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
                 yield folder
 
 
-def _numbers(folder: RunFolder, draws: int) -> Iterator[Measured]:
+def _numbers(folder: RunFolder, setting: str, draws: int) -> Iterator[Measured]:
     """The selecting metric on the test set, and the error of a planted kernel."""
     result, config = folder.result(), folder.config()
     assert result is not None, "only finished runs are asked"
     metric = selecting_metric(result)
-    setting = setting_and_start(config)
     value = metric.scaled(result["test"][metric.name])
     yield measured(result, f"{setting}: {metric.label}", value, run=str(folder.path))
     if config.task == Planted.name:

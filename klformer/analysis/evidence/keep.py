@@ -22,6 +22,11 @@ stands behind its colon. --before says what was typed before the command, such a
       --before "klformer compare --task text --seeds 0 1 2 --attentions softmax gmm-prf"
 
 --beside attention leaves rows of attentions that the report does not have where they are: those of earlier runs.
+
+--of takes the rows of another setting, under the name that is asked for, such as those of a sweep:
+
+    python -m klformer.analysis.evidence.keep analysis/runs.json docs/evidence/data/decisions.json "drawn every step" \\
+      --of "sparsity0.5-laptop training.resample_every=1"
 """
 
 import argparse
@@ -66,6 +71,7 @@ def keep(
     *,
     before: Sequence[str] = (),
     beside: str | None = None,
+    of: str | None = None,
 ) -> dict[str, Any]:
     """The data with what a command reported.
 
@@ -76,16 +82,21 @@ def keep(
         conditions: What rows must have, by field.
         before: Commands that were typed before the one of the report.
         beside: A field. Old rows of the setting stay where no new one has the same there; without it, none stays.
+        of: What the setting is called in the report, if not the same.
 
     Raises:
-        ArgumentError: no row has it, or is of the setting.
+        ArgumentError: no row has it, or is of the setting; or reports are of several environments.
     """
-    rows = selected(_rows(report), conditions)
-    rows = [{"setting": setting, **row} for row in rows if _setting(row) in (None, setting)]
+    found, wanted = _rows(report), setting if of is None else of
+    rows = [row for row in selected(found, conditions) if _setting(row) in (None, wanted)]
     if not rows:
-        raise ArgumentError(f"no row of the report has {dict(conditions)} and is of the setting {setting!r}")
+        there = ", ".join(dict.fromkeys(name for name in map(_setting, found) if name is not None)) or "no setting"
+        raise ArgumentError(
+            f"no row of the report has {dict(conditions)} and is of the setting {wanted!r}; it has {there}"
+        )
+    rows = [_called(row, wanted, setting) for row in rows]
     replaced = [row for row in data["rows"] if _setting(row) == setting and _is_replaced(row, rows, beside)]
-    commands = map(_without_target, report["command"].splitlines())
+    commands = dict.fromkeys([*before, *map(_without_target, report["command"].splitlines())])
     new = {name: report["environment"][name] for name in _ENVIRONMENT}
     new["date"] = new["date"][:10]
     environments = {name: data["environment"] | data.get("differs", {}).get(name, {}) for name in data["commands"]}
@@ -95,7 +106,7 @@ def keep(
         "caption": data["caption"],
         "environment": new,
         **({"differs": differs} if differs else {}),
-        "commands": data["commands"] | {setting: "\n".join([*before, *commands])},
+        "commands": data["commands"] | {setting: "\n".join(commands)},
         "rows": _with(data["rows"], [rounded(row) for row in rows], in_place_of=replaced),
     }
 
@@ -113,6 +124,12 @@ def _rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ArgumentError(f"a report must have its rows as one of {', '.join(_ROWS)}, got {', '.join(report)}")
     rows: list[dict[str, Any]] = report[name]
     return rows
+
+
+def _called(row: Mapping[str, Any], before: str, now: str) -> dict[str, Any]:
+    """A row of a setting, first of all, that was called otherwise before; a metric behind it stays."""
+    name = now + row.get("setting", before).removeprefix(before)
+    return {"setting": name, **{field: value for field, value in row.items() if field != "setting"}}
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,10 +176,11 @@ def main() -> None:
     parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
     parser.add_argument("--before", action="append", default=[], help="what was typed before, a command each")
     parser.add_argument("--beside", help="the field by which old rows of the setting stay, such as attention")
+    parser.add_argument("--of", help="what the setting is called in the report, if not the same")
     options = parser.parse_args()
     report = together([read_json(Path(name)) for name in options.report.split(",")])
     data, conditions = read_json(options.data), conditions_of(options.conditions)
-    kept = keep(report, data, options.setting, conditions, before=options.before, beside=options.beside)
+    kept = keep(report, data, options.setting, conditions, before=options.before, beside=options.beside, of=options.of)
     write_text(options.data, as_text(kept))
 
 

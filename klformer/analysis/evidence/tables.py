@@ -13,8 +13,8 @@
     cost          how many runs every setting took, and how long
     fields        the data as it is
 
-    gains, glue and glue-orders, on pretraining, are in glue_tables.py; what commands print is in measurements.py, and
-    what benchmarks print in efficiency_tables.py
+    gains, glue and glue-orders, on pretraining, are in glue_tables.py; what commands print is in measurements.py and
+    trial_tables.py, what benchmarks print in efficiency_tables.py, what attacks found in robustness_tables.py
 
 A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
 at least three pairs. Nothing else is called better.
@@ -40,6 +40,8 @@ from klformer.analysis.evidence.efficiency_tables import EFFICIENCY
 from klformer.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.analysis.evidence.measure import comparisons, error_of, measured
 from klformer.analysis.evidence.measurements import MEASUREMENTS
+from klformer.analysis.evidence.robustness_tables import ROBUSTNESS
+from klformer.analysis.evidence.trial_tables import TRIALS
 from klformer.attention import AttentionSpec, attention_options
 
 #: What every attention of a table `against` is measured against, beside its own frozen self.
@@ -191,6 +193,8 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "glue-orders": glue_orders,
     **MEASUREMENTS,
     **EFFICIENCY,
+    **TRIALS,
+    **ROBUSTNESS,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
