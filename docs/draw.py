@@ -305,12 +305,19 @@ def _name_ends(axes: Axes, place: float, ends: Mapping[str, float], colours: Seq
 
 def variance() -> Figure:
     """The three measures of variance over draws, by attention and task."""
-    return draw_dots(_rows("variance"))
+    return draw_dots(_varying())
 
 
 def correlations() -> Figure:
     """These measures against each other."""
-    return draw_correlations(_rows("variance"), correlate(_rows("variance")))
+    return draw_correlations(_varying(), correlate(_varying()))
+
+
+def _varying() -> list[dict[str, Any]]:
+    """Variance of the paper's kernels and `performer`, without that of frozen kernels."""
+    rows = [row for row in _rows("variance") if row["setting"] == row["task"]]
+    order = [*KERNELS, "performer"]
+    return sorted(rows, key=lambda row: (row["task"] != "text", order.index(row["attention"])))
 
 
 def eigenvalues() -> Figure:

@@ -18,7 +18,7 @@ RECORDED = json.loads((Path(__file__).parent / "weights.json").read_text())
 FREQUENCIES = {"num_frequencies": 128}
 THEN = {
     "text": {"data": {"max_len": 1024}, "model": {"pooling": "cls", "convolution_width": 0}},
-    "retrieval": {"model": {"pooling": "cls"}},
+    "retrieval": {"model": {"pooling": "cls", "convolution_width": 0}},
 }
 
 

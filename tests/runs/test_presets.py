@@ -42,7 +42,7 @@ CHECKSUMS = {
     ("text", "paper"): "c389de27916f0de0",
     ("text", "laptop"): "b38dbdf5dae3c4fd",
     ("retrieval", "paper"): "77e3295fc776c45e",
-    ("retrieval", "laptop"): "8d4acb9e0a2d030c",
+    ("retrieval", "laptop"): "b14373d7643c7c33",
     ("image", "paper"): "0c25373f956d5f6e",
     ("image", "laptop"): "98cc5e42d5d2ebde",
     ("sparsity", "paper"): "2448a1b00e397a1d",
