@@ -326,7 +326,7 @@ def eigenvalues() -> Figure:
 
 
 def gradients() -> Figure:
-    """Learning curves at sparsities 0.1 and 0.9, and how much gradients vary on the way."""
+    """Learning curves at three sparsities, and how much gradients vary on the way."""
     return gradients_command.draw(_rows("gradients"), _rows("curves"))
 
 
