@@ -47,7 +47,10 @@ def test_a_run_says_what_its_task_is_to_readers_that_do_not_know_it(run):
 
 
 def test_a_folder_is_made_of_what_the_class_names_and_nothing_else(run):
-    names = {getattr(RunFolder, name) for name in vars(RunFolder) if name.isupper()} - {RunFolder.SUBFOLDERS}
+    names = {getattr(RunFolder, name) for name in vars(RunFolder) if name.isupper()} - {
+        RunFolder.SUBFOLDERS,
+        RunFolder.RECORD,
+    }
     assert {path.name for path in run.path.iterdir()} == names
 
 
