@@ -2,7 +2,7 @@
 
     python -m klformer.analysis.evidence.archive runs docs/evidence/runs/text.tar.xz
 
-A run is some 8 KB of text then, and less than 1 KB of the archive. `tar xf` unpacks it; what `klformer report`,
+A run is 8 to 20 KB of text then, and 1 to 4 KB of the archive. `tar xf` unpacks it; what `klformer report`,
 `klformer curves` and `klformer analyze evidence` read is all there. Where the data lay is left out. The same runs give
 the same archive, byte for byte.
 """

@@ -6,9 +6,11 @@ from typing import Any
 from klformer.runs.changes import LENGTH, MAY_CHANGE, flatten
 from klformer.runs.config import ExperimentConfig
 from klformer.runs.naming import setting_and_start
+from klformer.runs.rates import FIELD as RATE
 
-#: Fields that make no other result.
-_ELSEWHERE = MAY_CHANGE - LENGTH
+#: Fields that make no other result, and the learning rate: one is chosen for every model, and learned and frozen runs
+#: are a pair whatever each of them took.
+_UNNAMED = (MAY_CHANGE - LENGTH) | {RATE}
 
 
 def swept_settings(configs: Sequence[ExperimentConfig]) -> list[str]:
@@ -35,4 +37,4 @@ def swept_settings(configs: Sequence[ExperimentConfig]) -> list[str]:
 def _fields(config: ExperimentConfig) -> dict[str, Any]:
     """What a sweep may change, besides the attention, which rows name anyway."""
     tree = flatten(config.model_dump(mode="json", exclude={"attention"}))
-    return {name: value for name, value in tree.items() if "." in name and name not in _ELSEWHERE}
+    return {name: value for name, value in tree.items() if "." in name and name not in _UNNAMED}
