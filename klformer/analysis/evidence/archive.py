@@ -2,9 +2,9 @@
 
     python -m klformer.analysis.evidence.archive runs docs/evidence/runs/text.tar.xz
 
-A run is 8 to 20 KB of text then, and 1 to 4 KB of the archive. `tar xf` unpacks it; what `klformer report`,
-`klformer curves` and `klformer analyze evidence` read is all there. Where the data lay is left out. The same runs give
-the same archive, byte for byte.
+A run takes 1 to 4 KB of the archive. `tar xf` unpacks it; what `klformer report`, `klformer curves` and
+`klformer analyze evidence` read is all there. Where the data lay is left out. The same runs give the same archive, byte
+for byte.
 """
 
 import argparse
