@@ -1,8 +1,7 @@
 """Draws figures of README and docs into docs/figures: `python docs/draw.py`, or with names of some.
 
 Numbers come from files that commands wrote, in evidence/data and beside the code: `klformer analyze` and
-`klformer bench`. The other figures of pages come from `klformer analyze`, `klformer bench` and
-`klformer report`, as those pages say.
+`klformer bench`. The only other pictures of pages are those of the report in a browser.
 """
 
 import json
@@ -23,6 +22,9 @@ import klformer
 from klformer.analysis.eigenvalues.command import draw_summary
 from klformer.analysis.evidence import chart, measure
 from klformer.analysis.gradients import command as gradients_command
+from klformer.analysis.kernel import figures as kernel_figures
+from klformer.analysis.mse import figures as mse_figures
+from klformer.analysis.mse import measure as mse_measure
 from klformer.analysis.pretraining import command as pretraining_command
 from klformer.analysis.variance.command import correlate, draw_correlations, draw_dots
 from klformer.bench.attention_tables import lengths_of, names_of, values_of
@@ -330,6 +332,36 @@ def gradients() -> Figure:
     return gradients_command.draw(_rows("gradients"), _rows("curves"))
 
 
+def _of(name: str, setting: str) -> list[dict[str, Any]]:
+    """Rows of one setting."""
+    return [row for row in _rows(name) if row["setting"] == setting]
+
+
+def kernel_profiles() -> Figure:
+    """The kernels of a model before and after training."""
+    return kernel_figures.draw_profiles(_of("kernel", "profiles"))
+
+
+def kernel_attention() -> Figure:
+    """Where that model's CLS attends."""
+    return kernel_figures.draw_attention(_of("kernel", "attention"))
+
+
+def kernel_planted() -> Figure:
+    """A planted kernel and the one that was learned."""
+    return kernel_figures.draw_planted(_of("kernel-planted", "planted"), _of("kernel-planted", "planted-profiles"))
+
+
+def kernel_learning() -> Figure:
+    """The same while it was learned."""
+    return kernel_figures.draw_learning(_of("kernel-planted", "learning"), _of("kernel-planted", "learning-profiles"))
+
+
+def theorem3() -> Figure:
+    """The errors of estimates, by formulas and simulated."""
+    return mse_figures.draw_theorem(_of("theorem3", "cases"), mse_measure.Grid())
+
+
 def pretraining() -> Figure:
     """Hidden tokens guessed against steps, by attention."""
     return pretraining_command.draw(_rows("pretraining"), _rows("pretraining-curves"))
@@ -375,6 +407,11 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "gradients": gradients,
     "pretraining": pretraining,
     "self-pretraining": self_pretraining,
+    "kernel-profiles": kernel_profiles,
+    "kernel-attention": kernel_attention,
+    "kernel-planted": kernel_planted,
+    "kernel-learning": kernel_learning,
+    "mse": theorem3,
 }
 
 if __name__ == "__main__":

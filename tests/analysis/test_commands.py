@@ -18,6 +18,7 @@ from support import TINY
 from klformer.analysis.eigenvalues import command as eigenvalues
 from klformer.analysis.gradients import command as gradients
 from klformer.analysis.kernel import command as kernel
+from klformer.analysis.kernel import figures as kernel_figures
 from klformer.analysis.options import some_of
 from klformer.analysis.output import write_results
 from klformer.analysis.turing import command as turing
@@ -346,6 +347,23 @@ def test_kernel(runs, tmp_path, capsys):
     assert len(results(tmp_path, "kernel-frequencies")) == 2 * 4
     weights = results(tmp_path, "kernel-attention")
     assert sum(row["weight"] for row in weights) == pytest.approx(2 * 4)
+
+
+def test_kernels_are_drawn_from_what_is_kept_of_them():
+    row = {"layer": 1, "head": 1, "initial": 0.5, "initial_deviation": 0.1, "trained": 1.0, "trained_deviation": 0.2}
+    rows = [row | {"delta": delta, "head": head} for head in (1, 2) for delta in (-1.0, 0.0)]
+    figure = kernel_figures.draw_profiles(rows)
+    first, second = figure.axes
+    initial, trained, *_ = first.lines
+    assert (list(initial.get_ydata()), list(trained.get_ydata())) == ([0.5, 0.5], [1.0, 1.0])
+    assert (first.get_title(), second.get_title()) == ("layer 1, head 1", "layer 1, head 2")
+    plt.close(figure)
+    weights = [{"layer": 1, "head": h, "position": p, "weight": h / (p + 1)} for h in (1, 2) for p in (0, 1, 2)]
+    figure = kernel_figures.draw_attention(weights)
+    (image,) = figure.axes[0].images
+    # As a multiple of an even share: three positions.
+    assert image.get_array()[1].tolist() == pytest.approx([6.0, 3.0, 2.0])
+    plt.close(figure)
 
 
 @pytest.fixture(scope="module")

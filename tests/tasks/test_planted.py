@@ -10,7 +10,7 @@ import torch
 from klformer.analysis.kernel.command import KernelAnalysis
 from klformer.analysis.kernel.command import run as analyze
 from klformer.analysis.kernel.planted import held_out_pairs, planted_error
-from klformer.analysis.kernel.planted_figures import _spread
+from klformer.analysis.kernel.planted_results import _spread
 from klformer.data import collate
 from klformer.models import AttentionSpec
 from klformer.runs.config import ExperimentConfig
@@ -81,6 +81,12 @@ def test_a_periodic_kernel_is_found_and_compared(tmp_path, capsys):
     assert [row["step"] for row in moments] == sorted({row["step"] for row in moments})
     assert len(moments) > 1
     assert (tmp_path / "out" / "kernel-learning.png").exists()
+    # The curves are kept as well: what was learned is near the planted kernel where they are drawn.
+    for name, last in (("planted", {"kernel": "trained"}), ("learning", {"step": moments[-1]["step"]})):
+        points = json.loads((tmp_path / "out" / f"kernel-{name}-profiles.json").read_text())["rows"]
+        shown = [point for point in points if last.items() <= point.items()]
+        assert len(shown) == 121
+        assert max(abs(point["mean"] - point["planted"]) for point in shown) < 0.3
     assert "held-out pairs" in capsys.readouterr().out
 
 

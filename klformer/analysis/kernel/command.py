@@ -8,32 +8,30 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from klformer.analysis.kernel.figures import INITIAL, TRAINED, draw_attention, draw_profiles, head_panels
 from klformer.analysis.kernel.measure import (
     attention_of_first_token,
     kernel_profile,
     main_directions,
     sample_frequencies,
 )
-from klformer.analysis.kernel.planted_figures import compare_with_planted, draw_learning
+from klformer.analysis.kernel.planted_results import compare_moments, compare_with_planted
 from klformer.analysis.options import Count
 from klformer.analysis.output import write_results
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.data import Batch, collate
 from klformer.errors import ArgumentError
 from klformer.models import SequenceClassifier
-from klformer.plotting import COLOURS, FROZEN, LEARNED
 from klformer.runs.load import LoadedRun, load_run
 from klformer.tasks import Planted
 from klformer.training.objective import model_outputs
 from klformer.training.progress import make_reporter
 
-INITIAL, TRAINED, GAUSSIAN, SOFTMAX = FROZEN, LEARNED, COLOURS[2], COLOURS[1]
 PROFILE_CAPTION = (
     "The kernel of every head as the key moves away from the query by delta along the direction in which the learned "
     "frequencies vary most (query a unit vector, 1 at delta = 0, smoothing included). Band: deviation of one draw."
@@ -82,7 +80,7 @@ def run(options: KernelAnalysis) -> None:
         raise ArgumentError(f"{loaded.config.attention.name} has no frequencies to look at")
     if isinstance(loaded.task, Planted):
         compare_with_planted(loaded, loaded.task, before[0], after[0], folder=options.out, draws=draws)
-        draw_learning(loaded, loaded.task, before[0], folder=options.out, draws=draws)
+        compare_moments(loaded, loaded.task, before[0], folder=options.out, draws=draws)
         return
     assert isinstance(loaded.model, SequenceClassifier)
     batch = _batch_of_one(loaded, options.example)
@@ -90,19 +88,21 @@ def run(options: KernelAnalysis) -> None:
     console = Console()
     with Progress(transient=True, console=console) as progress:
         bar = progress.add_task("kernels", total=3)
-        profiles, figure = _profiles(before, after, draws)
+        rows = _profiles(before, after, draws)
+        figure = draw_profiles(rows)
         write_results(
-            options.out, "kernel-profiles", caption=PROFILE_CAPTION, rows=profiles, settings=settings, figure=figure
+            options.out, "kernel-profiles", caption=PROFILE_CAPTION, rows=rows, settings=settings, figure=figure
         )
         progress.advance(bar)
-        spread, figure = _densities(before, after, draws)
+        rows, figure = _densities(before, after, draws)
         write_results(
-            options.out, "kernel-frequencies", caption=DENSITY_CAPTION, rows=spread, settings=settings, figure=figure
+            options.out, "kernel-frequencies", caption=DENSITY_CAPTION, rows=rows, settings=settings, figure=figure
         )
         progress.advance(bar)
-        weights, figure = _attention(loaded.model, batch, draws)
+        rows = _attention(loaded.model, batch, draws)
+        figure = draw_attention(rows)
         caption = ATTENTION_CAPTION.format(example=options.example, draws=draws)
-        write_results(options.out, "kernel-attention", caption=caption, rows=weights, settings=settings, figure=figure)
+        write_results(options.out, "kernel-attention", caption=caption, rows=rows, settings=settings, figure=figure)
         progress.advance(bar)
     console.print(f"kernel-profiles, kernel-frequencies and kernel-attention written to {options.out}", highlight=False)
 
@@ -116,41 +116,26 @@ def _kernels(model: torch.nn.Module) -> list[KernelizedAttention]:
 Pairs = list[KernelizedAttention]
 
 
-def _profiles(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+def _profiles(before: Pairs, after: Pairs, draws: int) -> list[dict[str, Any]]:
+    """The kernel of every head before and after training, one row a distance from key to query."""
     delta = torch.linspace(-3, 3, 61, dtype=torch.float64)
-    figure, all_axes = _grid(len(after), after[0].num_heads)
     rows = []
     for layer, (initial, trained) in enumerate(zip(before, after, strict=True)):
         assert trained.kernel.spectrum is not None
         direction = main_directions(trained.kernel.spectrum, 1, draws=draws, seed=0)[:, 0]
         drawn = [kernel_profile(attention, direction, delta, draws=draws, seed=1) for attention in (initial, trained)]
         for head in range(trained.num_heads):
-            axes = all_axes[layer, head]
-            for profile, colour, label in zip(drawn, (INITIAL, TRAINED), ("initial", "trained"), strict=True):
-                mean, deviation = profile.mean[head], profile.deviation[head]
-                axes.plot(delta, mean, color=colour, label=label, linestyle="--" if label == "initial" else "-")
-                axes.fill_between(delta, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(delta, (-(delta**2) / 2).exp(), color=GAUSSIAN, linestyle=":", label="Gaussian")
-            axes.plot(delta, delta.exp(), color=SOFTMAX, linestyle="-.", linewidth=1, label="softmax")
-            axes.set_ylim(-0.5, 2.5)
             for index, position in enumerate(delta.tolist()):
-                rows.append(
-                    {
-                        "layer": layer + 1,
-                        "head": head + 1,
-                        "delta": position,
-                        "initial": drawn[0].mean[head, index].item(),
-                        "trained": drawn[1].mean[head, index].item(),
-                        "trained_deviation": drawn[1].deviation[head, index].item(),
-                    }
-                )
-    all_axes[0, -1].legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
-    all_axes[-1, 0].set_xlabel("delta")
-    return rows, figure
+                row: dict[str, Any] = {"layer": layer + 1, "head": head + 1, "delta": position}
+                for name, profile in zip(("initial", "trained"), drawn, strict=True):
+                    row[name] = profile.mean[head, index].item()
+                    row[f"{name}_deviation"] = profile.deviation[head, index].item()
+                rows.append(row)
+    return rows
 
 
 def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, Any]], Figure]:
-    figure, all_axes = _grid(len(after), after[0].num_heads, square=True)
+    figure, all_axes = head_panels(len(after), after[0].num_heads, square=True)
     rows = []
     for layer, (initial, trained) in enumerate(zip(before, after, strict=True)):
         first, second = initial.kernel.spectrum, trained.kernel.spectrum
@@ -183,40 +168,20 @@ def _batch_of_one(loaded: LoadedRun, example: int) -> Batch:
     return collate(examples, np.array([example]))
 
 
-def _attention(model: SequenceClassifier, batch: Batch, draws: int) -> tuple[list[dict[str, Any]], Figure]:
+def _attention(model: SequenceClassifier, batch: Batch, draws: int) -> list[dict[str, Any]]:
+    """Where the first token attends, one row a head and position."""
     model = model.double()
     if batch.inputs.is_floating_point():
         batch = replace(batch, inputs=batch.inputs.double())
     by_layer = attention_of_first_token(model, _pass(model, batch), draws=draws, seed=2)
     heads = by_layer[0].shape[0]
     weights = torch.cat(by_layer).numpy()
-    rows = [
+    return [
         {"layer": row // heads + 1, "head": row % heads + 1, "position": position, "weight": float(weight)}
         for row, of_head in enumerate(weights)
         for position, weight in enumerate(of_head)
     ]
-    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.28 * len(weights)), layout="constrained")
-    image = axes.imshow(weights * weights.shape[1], aspect="auto", cmap="cividis", interpolation="nearest")
-    axes.set_yticks(
-        range(len(weights)), [f"layer {r // heads + 1} head {r % heads + 1}" for r in range(len(weights))], fontsize=8
-    )
-    axes.set_xlabel("position (0 is CLS)")
-    figure.colorbar(image, ax=axes, label="weight x number of positions")
-    return rows, figure
 
 
 def _pass(model: torch.nn.Module, batch: Batch) -> Callable[[], Tensor]:
     return lambda: model_outputs(model, batch)
-
-
-def _grid(layers: int, heads: int, *, square: bool = False) -> tuple[Figure, Any]:
-    figure, all_axes = plt.subplots(
-        layers, heads, figsize=(2.3 * heads + 1.2, 2.1 * layers + 0.8), layout="constrained", squeeze=False,
-        sharex=not square, sharey=not square,
-    )  # fmt: skip
-    for layer in range(layers):
-        for head in range(heads):
-            all_axes[layer, head].set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
-            all_axes[layer, head].tick_params(labelsize=8)
-            all_axes[layer, head].grid(alpha=0.3)
-    return figure, all_axes
