@@ -38,7 +38,6 @@ MODULE = re.compile(r"^python -m (?P<module>klformer[\w.]+)\b")
 ELSEWHERE = re.compile(r"^see (?P<file>[\w./-]+\.json)$")
 #: A script of the project with arguments.
 EXAMPLE = re.compile(r"^ {4}python (examples/[\w/]+\.py +\S.*)$", flags=re.MULTILINE)
-NO_COMMAND = ("the code block of the page", "no command was kept")
 LOOP = re.compile(r"^for (?P<variable>\w+) in (?P<values>.+); do$")
 #: Words that stand for whatever the reader has, where the command line knows the choices. Others are folders and files.
 DUMMIES = {"TASK": "listops", "NAME": "gmm-rks", "FEATURES": "difference", "N": "2"}
@@ -118,10 +117,10 @@ def test_commands_of_data_are_read_by_the_command_line(file, monkeypatch, tmp_pa
             read_by_the_command_line(words_of(found["rest"]), file)
         elif found := SCRIPT.match(line) or ELSEWHERE.match(line):
             assert (ROOT / found["file"]).exists(), f"{file.name}: {line}"
-        elif found := MODULE.match(line):
-            assert find_spec(found["module"]), f"{file.name}: {line}"
         else:
-            assert line in NO_COMMAND, f"{file.name}: {line} is no command"
+            found = MODULE.match(line)
+            assert found, f"{file.name}: {line} is no command"
+            assert find_spec(found["module"]), f"{file.name}: {line}"
 
 
 def read_by_the_command_line(words, place):
