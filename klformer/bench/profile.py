@@ -95,11 +95,27 @@ class PaddingProfile:
     largest_difference: float
 
     def describe(self) -> str:
+        (cells,) = padding_cells([{"attention": "", **asdict(self)}])
         return (
-            f"{self.num_batches} batches padded to the longest sequence of all instead of their own: "
-            f"{self.tokens_ratio:.2f}x the tokens, {self.time_ratio:.2f}x the time (median of the batches "
-            f"{self.median_time_ratio:.2f}x), losses that differ by {self.largest_difference:.1g} at most"
+            f"{cells['batches']} batches padded to the longest sequence of all instead of their own: "
+            f"{cells['tokens']} the tokens, {cells['time']} the time (median of the batches "
+            f"{cells['time, median of the batches']}), losses that differ by {cells['losses differ by']} at most"
         )
+
+
+def padding_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each profile of padding, whose rows have its attention besides."""
+    return [
+        {
+            "attention": row["attention"],
+            "batches": f"{row['num_batches']}",
+            "tokens": f"{row['tokens_ratio']:.2f}x",
+            "time": f"{row['time_ratio']:.2f}x",
+            "time, median of the batches": f"{row['median_time_ratio']:.2f}x",
+            "losses differ by": f"{row['largest_difference']:.1g}",
+        }
+        for row in rows
+    ]
 
 
 def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingProfile:

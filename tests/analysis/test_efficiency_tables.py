@@ -178,3 +178,11 @@ def test_kept_memory_is_measured_again(kept, table, monkeypatch):
     rows = kept("bench", "ops", "--lengths", "16", *sizes, "--no-memory")
     assert again == ["ops"]
     assert [line[1] for line in table("operators show=kernel,kept", rows)[1:] if line[1]] == ["2.50x"]
+
+
+def test_padding(table):
+    row = {"setting": "s", "task": "listops", "attention": "softmax", "num_batches": 80, "tokens_ratio": 1.634}
+    row |= {"time_ratio": 2.04, "median_time_ratio": 1.9, "largest_difference": 4.7684e-07}
+    headings, cells = table("padding", [row])
+    assert cells == ["`softmax`", "80", "1.63x", "2.04x", "1.90x", "5e-07"]
+    assert headings[2:] == ["tokens", "time", "time, median of the batches", "losses differ by"]

@@ -17,6 +17,7 @@ RECORDED = json.loads((Path(__file__).parent / "weights.json").read_text())
 #: What the presets said when the weights were recorded, and say otherwise now.
 FREQUENCIES = {"num_frequencies": 128}
 THEN = {
+    "listops": {"model": {"pooling": "cls", "convolution_width": 0}},
     "text": {"data": {"max_len": 1024}, "model": {"pooling": "cls", "convolution_width": 0}},
     "retrieval": {"model": {"pooling": "cls", "convolution_width": 0}},
 }

@@ -38,7 +38,7 @@ ATTENTIONS = {
 }
 CHECKSUMS = {
     ("listops", "paper"): "15567c1be36ab0d8",
-    ("listops", "laptop"): "2428489bcb8668ab",
+    ("listops", "laptop"): "aa7f02fe1e49c97a",
     ("text", "paper"): "c389de27916f0de0",
     ("text", "laptop"): "b38dbdf5dae3c4fd",
     ("retrieval", "paper"): "77e3295fc776c45e",

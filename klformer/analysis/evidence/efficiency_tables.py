@@ -8,6 +8,7 @@ decoding     tokens a second (`klformer bench decode`)
 peers        klformer beside what one would pick instead (`klformer bench peers`)
 models       training steps of whole models (`klformer bench model`)
 profile      one training step of a model (`klformer profile`)
+padding      batches padded to their own longest sequence and to that of all (`klformer profile --padding`)
 
 Each takes show=, the headings of its columns that the page wants; all that are not empty by default.
 """
@@ -21,7 +22,7 @@ from klformer.bench.launches import launch_cells
 from klformer.bench.model.output import speed_cells
 from klformer.bench.ops import operator_cells
 from klformer.bench.peers import peer_cells
-from klformer.bench.profile import profile_cells
+from klformer.bench.profile import padding_cells, profile_cells
 from klformer.bench.report import Cells, without_empty
 from klformer.bench.shares import share_cells
 from klformer.errors import ArgumentError
@@ -54,4 +55,5 @@ EFFICIENCY: Mapping[str, Callable[..., str]] = {
     "peers": _as_benchmarks_print(peer_cells),
     "models": _as_benchmarks_print(speed_cells),
     "profile": _as_benchmarks_print(profile_cells),
+    "padding": _as_benchmarks_print(padding_cells),
 }
