@@ -1,12 +1,12 @@
 """`klformer demo`: the main job in a minute, which is what `make run` runs."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from klformer.cli.command import plain_command
-from klformer.runs.demo import FIGURE, LONG, SUMMARY, demonstrate, what_was_seen
+from klformer.runs.demo import FIGURE, SUMMARY, cells, demonstrate, what_was_seen
 from klformer.terminal import make_console
 from klformer.training.progress import make_reporter
 
@@ -32,13 +32,11 @@ def run(options: Demo) -> None:
         options.out, make_reporter(quiet=False), train_steps=options.train_steps, fit_steps=options.fit_steps
     )
     table = Table(title="associative recall: a trained softmax model with its attention replaced", title_justify="left")
-    for column in ("attention", "kernel", "features R", "accuracy", "seconds", f"s at {LONG:,} tokens"):
+    lines = [cells(asdict(row)) for row in rows]
+    for column in lines[0]:
         table.add_column(column, justify="left" if column in ("attention", "kernel") else "right")
-    for row in rows:
-        kind = "learned" if row.learned else "none" if row.num_frequencies is None else "fixed"
-        count = "" if row.num_frequencies is None else str(row.num_frequencies)
-        cells = (f"{row.accuracy:.1%}", f"{row.seconds:.0f}", f"{row.long_seconds:.3f}")
-        table.add_row(row.attention, kind, count, *cells)
+    for line in lines:
+        table.add_row(*line.values())
     make_console(100).print(table)
     print(what_was_seen(rows))
     print(f"{SUMMARY} and {FIGURE} (one head's weights before and after) are in {options.out}")

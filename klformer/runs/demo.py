@@ -5,11 +5,11 @@ gives way to Performer's fixed kernel and to kernels that are learned from its q
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from klformer.conversion.hosts import Batch as Inputs
 from klformer.data import Examples
 from klformer.data.batching import collate
 from klformer.data.sequences import IGNORED
+from klformer.environment import describe_environment, typed_command
 from klformer.files import write_json
 from klformer.plotting import save
 from klformer.runs.compare import compare
@@ -114,9 +115,23 @@ def demonstrate(
         )
         reporter.say(f"{label}: {row.accuracy:.1%} after {seconds:.0f} s")
         rows.append(row)
-    write_json(folder / SUMMARY, [asdict(row) for row in rows])
+    report = {"environment": describe_environment(), "command": typed_command(), "rows": [asdict(row) for row in rows]}
+    write_json(folder / SUMMARY, report)
     _draw(folder / FIGURE, teacher, *learned[-1], data["test"][0])
     return rows
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of the summary as the terminal and the docs show it."""
+    count = row["num_frequencies"]
+    return {
+        "attention": row["attention"],
+        "kernel": "learned" if row["learned"] else "none" if count is None else "fixed",
+        "features R": "" if count is None else str(count),
+        "accuracy": f"{row['accuracy']:.1%}",
+        "seconds": f"{row['seconds']:.0f}",
+        f"s at {LONG:,} tokens": f"{row['long_seconds']:.3f}",
+    }
 
 
 def what_was_seen(rows: list[Row]) -> str:

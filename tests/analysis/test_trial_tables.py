@@ -48,6 +48,20 @@ def test_shares_of_negative_denominators(tmp_path):
     ]
 
 
+def test_the_demonstration(tmp_path):
+    rows = [
+        {"attention": name, "learned": learned, "num_frequencies": count, "accuracy": 0.5793, "seconds": 5.6}
+        for name, learned, count in (("softmax", False, None), ("performer", False, 256), ("atoms-prf", True, 64))
+    ]
+    lines = table_of("demo", [{"setting": "demo", **row, "long_seconds": 0.0312} for row in rows], tmp_path)
+    assert lines[0] == "| attention | kernel | features R | accuracy | seconds | s at 16,384 tokens |"
+    assert lines[2:] == [
+        "| `softmax` | none |  | 57.9% | 6 | 0.031 |",
+        "| `performer` | fixed | 256 | 57.9% | 6 | 0.031 |",
+        "| `atoms-prf` | learned | 64 | 57.9% | 6 | 0.031 |",
+    ]
+
+
 def step(processes, seconds, *, allocator="", **other):
     """A row of `klformer bench sequence`."""
     return {

@@ -1,10 +1,11 @@
-"""Tables of the docs on trials that decided something, made of the rows that their commands wrote.
+"""Tables of the docs on trials that decided something and on the demonstration, of the rows that commands wrote.
 
 fastfood-blocks  FastFood's two ways to project a token, in time (`klformer bench fastfood`)
 denominators     how often a denominator is negative, by smoothing (`klformer bench denominators`)
 sequence-steps   time and memory of steps with sequences in parts (`klformer bench sequence`)
 traffic          what the processes of such steps say to one another, counted and predicted
 processes        such steps on several processes beside one
+demo             what is kept of a model whose attention is replaced (`klformer demo`)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from klformer.analysis.evidence.cells import Row, markdown
 from klformer.bench import denominators, fastfood
 from klformer.bench.sequence_tables import beside_one_process, step_cells, traffic
+from klformer.runs import demo
 
 
 def _as_printed(lines_of: Callable[[Sequence[Row]], Sequence[Mapping[str, str]]]) -> Callable[[Sequence[Row]], str]:
@@ -35,4 +37,5 @@ TRIALS: Mapping[str, Callable[..., str]] = {
     "sequence-steps": _as_printed(lambda rows: [step_cells(row) for row in rows]),
     "traffic": _as_printed(traffic),
     "processes": _as_printed(beside_one_process),
+    "demo": _as_printed(lambda rows: [demo.cells(row) for row in rows]),
 }
