@@ -39,9 +39,10 @@ figures: install
 docs: install .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# Tables and figures of the docs, made again of their data.
+# Tables and figures of the docs, and the report of the runs that are kept with them, made again of their data.
 evidence: figures
 	$(BIN)/python -m klformer.analysis.evidence.pages docs README.md
+	$(BIN)/python docs/publish.py
 
 .venv/docs-installed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
