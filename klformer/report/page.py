@@ -39,6 +39,8 @@ from klformer.report.tables import Table
 from klformer.training.metrics import Metric
 
 TEMPLATE = "template.html.j2"
+#: Differences from other settings that a card has room for.
+_ON_A_CARD = 2
 #: Options without which a page would call home: nothing may be loaded, and only the page's own script may run.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; script-src '{}'"
@@ -64,6 +66,8 @@ class Glance:
     paper: str
     finished: int
     unfinished: int
+    #: What sets it apart from other settings of its task, where that is short enough for a card.
+    difference: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,7 @@ def glance(setting: Setting) -> Glance:
         paper=_best_of_paper(setting.paper_task) if setting.paper_task is not None else "",
         finished=finished,
         unfinished=len(setting.runs) - finished,
+        difference=setting.difference if len(setting.difference) <= _ON_A_CARD else (),
     )
 
 

@@ -267,6 +267,21 @@ def test_only_equal_settings_are_compared(tmp_path):
     assert [row[5].note for row in rows] == ["A", "B"]  # one row a setting, none of them averaged
 
 
+def test_cards_of_one_task_say_what_sets_them_apart(tmp_path):
+    make_run(tmp_path / "a", "softmax", training={"evaluate_every": 400})
+    make_run(tmp_path / "b", "softmax", training={"evaluate_every": 50})
+    cards = [page.glance(setting) for setting in make_settings(collect([tmp_path]).runs)]
+    assert sorted(card.difference for card in cards) == [
+        ("training.evaluate_every = 400",),
+        ("training.evaluate_every = 50",),
+    ]
+    text = page_of(tmp_path, tmp_path)
+    cards = text[text.index('<section id="glance">') : text.index('<section id="tasks">')]
+    assert cards.count("training.evaluate_every = ") == 2
+    make_run(tmp_path / "c", "softmax", training={"evaluate_every": 5, "max_steps": 7, "batch_size": 3})
+    assert {page.glance(setting).difference for setting in make_settings(collect([tmp_path]).runs)} == {()}  # too long
+
+
 def test_attentions_have_their_best_learning_rate_in_one_setting(tmp_path):
     def run(name, attention, rate, accuracy, **more):
         make_run(tmp_path / name, attention, accuracy=accuracy, optimiser={"learning_rate": rate}, **more)
