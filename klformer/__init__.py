@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from klformer.kernels import SpectralDistribution
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
     from klformer.noise import resample, without_noise
-    from klformer.ops.spectral_product import spectral_product
-    from klformer.ops.spectral_product.state import KernelState
+    from klformer.ops.spectral_product import (
+        Backend,
+        KernelState,
+        absorb,
+        causal,
+        read,
+        record_backends,
+        register_backend,
+        spectral_product,
+        use_backend,
+    )
     from klformer.tasks import Task, register_task
     from klformer.training.objective import Objective
 
@@ -34,6 +43,7 @@ __all__ = [
     "AttentionMechanism",
     "AttentionSizes",
     "AttentionSpec",
+    "Backend",
     "Conversion",
     "EncoderConfig",
     "KernelState",
@@ -43,17 +53,23 @@ __all__ = [
     "Task",
     "TransformerDecoder",
     "TransformerEncoder",
+    "absorb",
     "attention_capabilities",
     "attention_names",
     "attention_options",
     "build_attention",
+    "causal",
     "convert",
     "load_converted",
+    "read",
+    "record_backends",
     "register_attention",
+    "register_backend",
     "register_spectrum",
     "register_task",
     "resample",
     "spectral_product",
+    "use_backend",
     "without_noise",
 ]
 
@@ -62,26 +78,33 @@ _HOMES = {
     "AttentionMechanism": "klformer.attention",
     "AttentionSizes": "klformer.attention",
     "AttentionSpec": "klformer.attention",
+    "Backend": "klformer.ops.spectral_product",
     "Conversion": "klformer.conversion",
     "EncoderConfig": "klformer.models",
-    "KernelState": "klformer.ops.spectral_product.state",
+    "KernelState": "klformer.ops.spectral_product",
     "MultiheadAttention": "klformer.attention",
     "Objective": "klformer.training.objective",
     "SpectralDistribution": "klformer.kernels",
     "Task": "klformer.tasks",
     "TransformerDecoder": "klformer.models",
     "TransformerEncoder": "klformer.models",
+    "absorb": "klformer.ops.spectral_product",
     "attention_capabilities": "klformer.attention",
     "attention_names": "klformer.attention",
     "attention_options": "klformer.attention",
     "build_attention": "klformer.attention",
+    "causal": "klformer.ops.spectral_product",
     "convert": "klformer.conversion",
     "load_converted": "klformer.conversion",
+    "read": "klformer.ops.spectral_product",
+    "record_backends": "klformer.ops.spectral_product",
     "register_attention": "klformer.attention",
+    "register_backend": "klformer.ops.spectral_product",
     "register_spectrum": "klformer.attention",
     "register_task": "klformer.tasks",
     "resample": "klformer.noise",
     "spectral_product": "klformer.ops.spectral_product",
+    "use_backend": "klformer.ops.spectral_product",
     "without_noise": "klformer.noise",
 }
 

@@ -43,7 +43,7 @@ def by_definition(
             own = getattr(mechanism, "kernel", None)
             smoothing = None if own is None else own._present_smoothing(v)
             smoothing = None if smoothing is None else smoothing.to(v.dtype)[:, None, None]
-            return reference.attention_from_kernel(kernel, log_weights, v, smoothing)
+            return reference.attention_from_kernel(kernel, log_weights, v, smoothing)[0]
 
 
 def dense(scores: Tensor, v: Tensor, visible: Tensor, causal: bool) -> Tensor:

@@ -19,7 +19,7 @@ SHOWS = {
     "own_kernel": ["distance 1: estimated 0.50", "widths have gradients: True"],
     "own_table": ["the cast is moving,good", "a scene is dull,bad"],
     "own_task": ["test: 500 examples, accuracy"],
-    "stream_tokens": ["after 1, 100 and 200 tokens: 25,738, 25,738, 25,738"],
+    "stream_tokens": ["after 1, 100 and 200 tokens: 9,216, 9,216, 9,216"],
 }
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 

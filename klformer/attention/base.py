@@ -121,6 +121,17 @@ class AttentionMechanism(nn.Module, ABC):
         torch.Size([1, 2, 5, 8])
         >>> kernel.features(q, "query").shape
         torch.Size([1, 2, 5, 16])
+
+        Of a sequence in parts the keys are begun with, and ended with the queries (here there is one part):
+
+        >>> from torch.distributed import HashStore, destroy_process_group, init_process_group
+        >>> from klformer.distributed import sequence_parallel
+        >>> init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        >>> mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        >>> part = sequence_parallel(kernel, mesh)
+        >>> part.finish(part.begin(k, v, causal=True), q).shape
+        torch.Size([1, 2, 5, 8])
+        >>> destroy_process_group()
     """
 
     #: Query i can be kept from seeing keys after i.
@@ -270,22 +281,6 @@ class AttentionMechanism(nn.Module, ABC):
 
         Raises:
             ArgumentError: unless `supports_parts`, and `parts` are known.
-
-        Examples:
-            Two parts in one process, one after the other:
-
-            >>> import torch, klformer
-            >>> from klformer.ops.spectral_product.parts import Past
-            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8).requires_grad_(False)
-            >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
-            >>> whole = attention(q, k, v, causal=True)
-            >>> attention.parts = Past()
-            >>> halves = []
-            >>> for q_part, k_part, v_part in zip(q.chunk(2, 2), k.chunk(2, 2), v.chunk(2, 2)):
-            ...     begun = attention.begin(k_part, v_part, causal=True)
-            ...     halves.append(attention.finish(begun, q_part))
-            >>> torch.allclose(torch.cat(halves, 2), whole, atol=1e-5)
-            True
         """
         raise ArgumentError(f"{type(self).__name__} needs whole sequences: its keys can't be in parts")
 
@@ -354,7 +349,7 @@ class AttentionMechanism(nn.Module, ABC):
         return self.initial_state(batch_size)
 
     def absorb(self, state: Any, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Any:
-        """The state after more keys and values. For inference: no gradients.
+        """Return the state after more keys and values.
 
         Mechanisms with `supports_key_bias` take a `key_bias` as well.
 
@@ -370,7 +365,7 @@ class AttentionMechanism(nn.Module, ABC):
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def read(self, state: Any, q: Tensor) -> Tensor:
-        """Results of queries against all that the state has absorbed. For inference: no gradients.
+        """Return the results of queries against all that the state has absorbed.
 
         Args:
             state: After `absorb` or `step`; it stays as it is.
@@ -385,17 +380,48 @@ class AttentionMechanism(nn.Module, ABC):
         raise ArgumentError(f"{type(self).__name__} can't decode step by step")
 
     def merge(self, first: Any, second: Any) -> Any:
-        """The state that has absorbed what two states have, each from `initial_state` on. For inference.
+        """Return the state that has absorbed what two states have, each from `initial_state` on.
 
         Args:
             first: A state; it stays as it is.
-            second: Another, of the same number of sequences and the same draw of the noise, which is not checked;
-                `KernelState.merge` checks it.
+            second: Another, of the same number of sequences and the same draw of the noise.
 
         Raises:
-            ArgumentError: unless it is a kernel attention, whose states are sums.
+            ArgumentError: they are of other kernels, draws or numbers of sequences; or this is no kernel attention,
+                whose states are sums.
         """
         raise ArgumentError(f"{type(self).__name__} has no states that can be merged: a kernel attention has")
+
+    def extend(
+        self, state: Any, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Attend causally to the next tokens, and to all that a state has absorbed before them.
+
+        Args:
+            state: What came before; it stays as it is, unless it is of `prepare_decoding`.
+            q: Queries (B, H, L, D).
+            k: Keys (B, H, L, D).
+            v: Values (B, H, L, E).
+            key_mask: (B, L), True = keep.
+
+        Returns:
+            The results (B, H, L, E), and the state after the tokens.
+
+        Raises:
+            ArgumentError: unless it is a kernel attention, or for a state of another.
+
+        Examples:
+            >>> import torch, klformer
+            >>> attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8)
+            >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
+            >>> state, chunks = attention.initial_state(batch_size=1), []
+            >>> for chunk in zip(q.split(2, 2), k.split(2, 2), v.split(2, 2)):
+            ...     out, state = attention.extend(state, *chunk)
+            ...     chunks.append(out)
+            >>> torch.allclose(torch.cat(chunks, 2), attention(q, k, v, causal=True), atol=1e-5)
+            True
+        """
+        raise ArgumentError(f"{type(self).__name__} has no states that can be extended: a kernel attention has")
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token of causal attention.

@@ -63,6 +63,9 @@ class MultiheadAttention(nn.Module):
         ...     out, state = layer.step(token, state)
         >>> out.shape, state.num_tokens
         (torch.Size([2, 1, 32]), 3)
+        >>> chunk, state = layer.extend(x[:, 3:10], state)
+        >>> chunk.shape, state.num_tokens
+        (torch.Size([2, 7, 32]), 10)
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class MultiheadAttention(nn.Module):
         return MultiheadState(self.mechanism.prepare_decoding(batch_size), num_tokens=0)
 
     def absorb(self, state: MultiheadState, tokens: Tensor, *, key_mask: Tensor | None = None) -> MultiheadState:
-        """The state after more tokens to attend to: an encoder's memory, or a prompt. For inference: no gradients.
+        """Return the state after more tokens to attend to: an encoder's memory, or a prompt.
 
         Args:
             state: What was absorbed before.
@@ -178,7 +181,7 @@ class MultiheadAttention(nn.Module):
         return MultiheadState(inner, state.num_tokens + tokens.shape[1])
 
     def read(self, state: MultiheadState, x: Tensor) -> Tensor:
-        """Attend from x to all that the state has absorbed. For inference: no gradients.
+        """Attend from x to all that the state has absorbed.
 
         With rotary positions x has those of the last L tokens that were absorbed.
 
@@ -214,6 +217,27 @@ class MultiheadAttention(nn.Module):
             raise ArgumentError("rotary positions: states absorbed apart all begin at position 0; absorb in turn")
         inner = self.mechanism.merge(first.inner, second.inner)
         return MultiheadState(inner, first.num_tokens + second.num_tokens)
+
+    def extend(
+        self, x: Tensor, state: MultiheadState, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, MultiheadState]:
+        """Attend causally from the next tokens to themselves and to all that a state has absorbed before them.
+
+        Args:
+            x: The tokens, (B, L, model_dim).
+            state: What came before.
+            key_mask: (B, L), True = keep.
+
+        Returns:
+            The result (B, L, model_dim), and the state after the tokens.
+
+        Raises:
+            ArgumentError: the attention is no kernel attention.
+        """
+        first = state.num_tokens
+        q, k, v = self._queries(x, first), self._keys(x, first), self._split(self.value(x))
+        heads, inner = self.mechanism.extend(state.inner, q, k, v, key_mask=key_mask)
+        return self._merge(heads), MultiheadState(inner, first + x.shape[1])
 
     def step(self, x: Tensor, state: MultiheadState) -> tuple[Tensor, MultiheadState]:
         """One token of causal self-attention.

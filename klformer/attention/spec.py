@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from klformer.attention.base import AttentionMechanism
 from klformer.attention.registry import attention_options, build_attention, unknown_option
@@ -13,6 +13,9 @@ from klformer.errors import ArgumentError
 
 #: Not one inside of a list: hidden_dims=[8,8].
 COMMA_BETWEEN_OPTIONS = re.compile(r",(?![^\[]*\])")
+
+#: The option that says who computes.
+BACKEND = "backend"
 
 OptionValue = bool | int | float | str | None | tuple[int, ...]
 
@@ -48,6 +51,17 @@ class AttentionSpec(Config):
         if problem := unknown_option(self.name, self.options):
             raise ArgumentError(problem)
         return self
+
+    @field_validator("options")
+    @classmethod
+    def _unless_chosen(cls, options: dict[str, OptionValue]) -> dict[str, OptionValue]:
+        """Return the options without a backend that nobody has chosen: it is as if it were not there."""
+        return {key: value for key, value in options.items() if (key, value) != (BACKEND, "auto")}
+
+    @field_serializer("options")
+    def _lasting(self, options: dict[str, OptionValue]) -> dict[str, OptionValue]:
+        """Return what a file keeps."""
+        return {key: value for key, value in options.items() if key != BACKEND}
 
     @staticmethod
     def parse(text: str) -> "AttentionSpec":
@@ -95,7 +109,10 @@ class AttentionSpec(Config):
         return f"{self.name}:{options}" if options else self.name
 
     def complete(self) -> "AttentionSpec":
-        """The same with all options written out: a default that changes later does not change it."""
+        """The same with all options written out: a default that changes later does not change it.
+
+        But for the backend: who computes is a matter of the machine, and no file keeps it.
+        """
         return AttentionSpec(name=self.name, options=attention_options(self.name) | self.options)
 
     def build(

@@ -1,8 +1,4 @@
-"""`klformer bench few-queries`: the product of one query or a few, without a state and through one.
-
-`klformer.ops.spectral_product.chunked.few` computes every pair and decides when that is the faster way. Here both ways
-are taken in turns, whatever it would decide.
-"""
+"""`klformer bench few-queries`: the product of one query, without a state and through one, in turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,27 +14,25 @@ from klformer.bench.report import Cells, as_table, write_report
 from klformer.checks import check_count
 from klformer.environment import describe_machine
 from klformer.ops.spectral_product import spectral_product
-from klformer.ops.spectral_product.chunked import few
+from klformer.ops.spectral_product.chunked import one_query
 from klformer.terminal import make_console
 
-#: What a query must cost in values of a state to be served by pairs: always, and never.
-WAYS: Mapping[str, Mapping[str, int]] = {"pairs": {"prf": 1, "rks": 1}, "state": {}}
+#: Whether a call is served without a state.
+WAYS: Mapping[str, bool] = {"pairs": True, "state": False}
 
 
 @dataclass(frozen=True)
 class FewQueriesBench:
-    """Processor time of forward and backward for a few queries: by pairs, and through a state, round by round.
+    """Processor time of forward and backward for one query: by pairs, and through a state, round by round.
 
-    Example: klformer bench few-queries --queries 1 2 --json few.json
+    Example: klformer bench few-queries --keys 2048 4096 --json few.json
     """
 
     feature_maps: tuple[str, ...] = ("prf", "rks")
     """Feature maps that have both ways."""
     head_dims: tuple[int, ...] = (16, 64)
     """Sizes D = E of queries, keys and values."""
-    queries: tuple[int, ...] = (1, 2, 5)
-    """Numbers of queries L, fewer than the values E."""
-    keys: int = 2048
+    keys: tuple[int, ...] = (2048,)
     """Keys S."""
     heads: int = 8
     """Heads H."""
@@ -54,22 +48,22 @@ def run(options: FewQueriesBench) -> None:
     """Measure, print the table, and write the figures where they were asked for."""
     check_count("repeats", options.repeats)
     console, environment = make_console(100), describe_machine()
-    cases = product(options.feature_maps, options.head_dims, options.queries)
-    results = [_measure(options, feature_map, head_dim, queries) for feature_map, head_dim, queries in cases]
-    shape = f"S={options.keys:,} H={options.heads} R={options.frequencies}"
-    title = f"a few queries, forward + backward, {shape}, {environment['date']}, {environment['machine']}"
+    cases = product(options.feature_maps, options.head_dims, options.keys)
+    results = [_measure(options, feature_map, head_dim, keys) for feature_map, head_dim, keys in cases]
+    shape = f"H={options.heads} R={options.frequencies}"
+    title = f"one query, forward + backward, {shape}, {environment['date']}, {environment['machine']}"
     console.print(as_table(few_query_cells(results), title=title))
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 
-def _measure(options: FewQueriesBench, feature_map: str, head_dim: int, queries: int) -> dict[str, Any]:
+def _measure(options: FewQueriesBench, feature_map: str, head_dim: int, keys: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, options.heads, n, head_dim, requires_grad=True) for n in (queries, *[options.keys] * 2))
+    q, k, v = (torch.randn(1, options.heads, n, head_dim, requires_grad=True) for n in (1, keys, keys))
     omega = torch.randn(options.heads, options.frequencies, head_dim) * 0.3
 
     def taking(way: str) -> Callable[[], None]:
         def step() -> None:
-            with patch.object(few, "VALUES_PER_QUERY", WAYS[way]):
+            with patch.object(one_query, "serves", lambda call: WAYS[way]):
                 torch.autograd.grad(spectral_product(q, k, v, omega, feature_map=feature_map).sum(), [q, k, v])
 
         return step
@@ -79,7 +73,8 @@ def _measure(options: FewQueriesBench, feature_map: str, head_dim: int, queries:
     return {
         "feature_map": feature_map,
         "head_dim": head_dim,
-        "queries": queries,
+        "queries": 1,
+        "keys": keys,
         **{way: spread(seconds) for way, seconds in processor.items()},
         "state_over_pairs": spread([s / p for s, p in zip(processor["state"], processor["pairs"], strict=True)]),
     }

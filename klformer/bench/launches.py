@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -17,10 +17,8 @@ from klformer.bench.report import Cells, as_table, write_report
 from klformer.bench.sizes import Sizes
 from klformer.environment import describe_machine
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
-from klformer.ops.spectral_product.backends import FusedBackend
-from klformer.ops.spectral_product.chunked import ChunkedBackend, causal, tiling
-from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
+from klformer.ops.spectral_product import BACKENDS, Call, FusedBackend, SpectralKernel, Sums
+from klformer.ops.spectral_product.chunked import causal, tiles
 from klformer.terminal import make_console
 
 #: Operators that compute nothing: views, allocations, and those that only call others.
@@ -32,14 +30,13 @@ NO_LAUNCH = frozenset(
         *("transpose", "unbind", "unflatten", "unsqueeze", "view"),
     }
 )
-_PAIR, _CHUNKED = SoftmaxPairBackend("pair"), ChunkedBackend("chunked", recompute="always")
 #: Products by name: feature map, whether it is causal, and who computes it.
-PRODUCTS: Mapping[str, tuple[str, bool, FusedBackend]] = {
-    "prf softmax_pair": ("prf", False, _PAIR),
-    "prf": ("prf", False, _CHUNKED),
-    "rks": ("rks", False, _CHUNKED),
-    "prf causal": ("prf", True, _CHUNKED),
-    "rks causal": ("rks", True, _CHUNKED),
+PRODUCTS: Mapping[str, tuple[str, bool, str]] = {
+    "prf flash": ("prf", False, "flash_cpu"),
+    "prf": ("prf", False, "chunked"),
+    "rks": ("rks", False, "chunked"),
+    "prf causal": ("prf", True, "chunked"),
+    "rks causal": ("rks", True, "chunked"),
 }
 
 
@@ -90,17 +87,28 @@ def run(options: LaunchesBench) -> None:
 def count_launches(name: str, sizes: Sizes) -> int:
     """Launches of a product, forward and backward."""
     feature_map, is_causal, backend = PRODUCTS[name]
+    chosen = cast(FusedBackend, BACKENDS[backend])
     sequence = (sizes.batch, sizes.heads, sizes.length)
     q, k = (torch.empty(*sequence, sizes.head_dim, device="meta") for _ in range(2))
     v, d_out = (torch.empty(*sequence, sizes.value_dim, device="meta") for _ in range(2))
     omega = torch.empty(sizes.heads, sizes.frequencies, sizes.head_dim, device="meta")
-    call = SpectralOperands(SpectralKernel(FEATURE_MAPS[feature_map], omega), q, k, v, causal=is_causal)
+    kernel = SpectralKernel(FEATURE_MAPS[feature_map], omega)
     # What depends on numbers is decided as it mostly is: nothing was lost, and chunks are as long as at first.
     with patch.object(causal, "_lost_anything", lambda lost: False), Launches() as launches:
-        saved = backend.forward(call)
         if is_causal:
-            saved[-1] = torch.full(saved[-1].shape, tiling.GPU_CAUSAL_CHUNK)
-        backend.backward(call, saved, d_out, ("omega",))
+            call = Call("causal", kernel, q=q, k=k, v=v)
+            outputs = chosen.forward(call, keep=True)
+            outputs[-1] = torch.full(outputs[-1].shape, tiles.GPU_CAUSAL_CHUNK)
+            chosen.backward(call, outputs, [d_out, None, None, None, None], ("q", "k", "v", "omega"))
+        else:
+            absorb = Call("absorb", kernel, k=k, v=v)
+            sums = Sums(*chosen.forward(absorb, keep=True)[:3])
+            read = Call("read", kernel, q=q, sums=sums)
+            d_read = chosen.backward(
+                read, chosen.forward(read, keep=True), [d_out, None], ("q", *Sums._fields, "omega")
+            )
+            d_sums = [*(d_read[name] for name in ("values", "weights")), None]
+            chosen.backward(absorb, [*sums], d_sums, ("k", "v", "omega"))
     return launches.by_name.total()
 
 

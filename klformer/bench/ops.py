@@ -27,7 +27,7 @@ from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.terminal import make_console
 
 #: The subjects that are this library's.
-PRODUCTS = ("rks", "rks causal", "prf", "prf causal", "prf softmax_pair")
+PRODUCTS = ("rks", "rks causal", "prf", "prf causal", "prf flash")
 CAPTION = (
     "processor: time of all threads, median (lowest to highest); all ratios are of it. materialised, softmax\n"
     "(causal where we are): theirs / ours, higher is better; kept: in a process that keeps the memory it frees.\n"

@@ -21,8 +21,8 @@ from klformer.training.objective import Objective
 
 #: Operators that are attention itself, without its projections.
 ATTENTION_OPERATORS = (
-    "klformer::spectral_product",
-    "klformer::spectral_product_backward",
+    "SpectralProduct",
+    "SpectralProductBackward",
     "aten::scaled_dot_product_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
 )

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.bench.sizes import Sizes
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
+from klformer.ops.spectral_product import SpectralKernel
 from klformer.ops.spectral_product import attend as product
 
 
@@ -53,9 +53,8 @@ def fused(feature_map: str, *, causal: bool, backend: str = "auto") -> Callable[
         smoothing = torch.ones(1) if feature_map == "rks" else None
         # The paper's kernel: exp(-|k|^2) is a weight of the key.
         norm = 1.0 if feature_map == "prf" else 0.0
-        kernel = SpectralKernel(FEATURE_MAPS[feature_map], x.omega, smoothing=smoothing)
-        operands = SpectralOperands(kernel, x.q, x.k, x.v, causal=causal, norm_coefficient=norm)
-        return product(operands, backend=backend)
+        kernel = SpectralKernel(FEATURE_MAPS[feature_map], x.omega, smoothing=smoothing, norm_coefficient=norm)
+        return product(kernel, x.q, x.k, x.v, causal=causal, backend=backend)[0]
 
     return attend
 
@@ -101,7 +100,7 @@ ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
     "rks materialised": materialised_rks,
     "prf": fused("prf", causal=False),
     "prf causal": fused("prf", causal=True),
-    "prf softmax_pair": fused("prf", causal=False, backend="softmax_pair"),
+    "prf flash": fused("prf", causal=False, backend="flash_cpu"),
     "prf materialised": materialised_prf,
     "softmax": softmax(causal=False),
     "softmax causal": softmax(causal=True),

@@ -63,6 +63,7 @@ usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
 Before the command:
   --plugin MODULE   import a module, or a file like path/to/plugin.py, that registers attentions or tasks of your own;
                     may be given several times
+  --backend NAME    who computes the products of kernels, yours or one of ours; if not given, chosen for each call
   --version         say the version
 
 A first try:  klformer train --task sparsity --attention gmm-rks --training.max-steps 300
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _call(arguments: Sequence[str]) -> None:
-    plugins, arguments = _split_plugins(arguments)
+    plugins, backend, arguments = _split_first(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = (f"  {name:10s} {entry.summary}" for name, entry in COMMANDS.items())
         print(USAGE.format(commands="\n".join(lines)), end="")
@@ -122,20 +123,45 @@ def _call(arguments: Sequence[str]) -> None:
 
         load_plugins(plugins)
         options = command.parse(rest, f"klformer {name}")
-    command.run(options)
+    with _computing_with(backend):
+        command.run(options)
 
 
-def _split_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The plugins that are named before the command, and the rest."""
-    plugins, rest = [], list(arguments)
-    while rest and rest[0].partition("=")[0] == "--plugin":
-        _, equals, name = rest.pop(0).partition("=")
+def _split_first(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """Return the plugins and the backend that are named before the command, and the rest."""
+    plugins, backend, rest = [], None, list(arguments)
+    while rest and rest[0].partition("=")[0] in ("--plugin", "--backend"):
+        flag, equals, name = rest.pop(0).partition("=")
         if not equals:
             if not rest:
-                raise ArgumentError("--plugin needs a module: klformer --plugin MODULE COMMAND")
+                what = "module" if flag == "--plugin" else "name"
+                raise ArgumentError(f"{flag} needs a {what}: klformer {flag} {what.upper()} COMMAND")
             name = rest.pop(0)
-        plugins.append(name)
-    return plugins, rest
+        if flag == "--plugin":
+            plugins.append(name)
+        else:
+            backend = name
+    return plugins, backend, rest
+
+
+@contextmanager
+def _computing_with(backend: str | None) -> Iterator[None]:
+    """Make a backend compute all products, also those of processes that the command starts."""
+    if backend is None:
+        yield
+        return
+    from klformer.ops.spectral_product import dispatch
+
+    before = os.environ.get(dispatch.VARIABLE)
+    with dispatch.use_backend(backend):
+        os.environ[dispatch.VARIABLE] = backend
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[dispatch.VARIABLE]
+            else:
+                os.environ[dispatch.VARIABLE] = before
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 B sequences, H heads, F features of R frequencies, E values, N processes, b bytes a number. A layer says, whatever the
 length is,
 
-    bidirectional   B H R b           all-reduce of maxima, exponential maps only
+    bidirectional   B H m b           all-reduce of maxima: m = R for exponential maps, 1 for others
                     B H F (E + 1) b   all-reduce of sums, forward; the same of gradients, backward
-    causal          B H R b           all-gather of maxima, exponential maps only
+    causal          B H m b           all-gather of maxima
                     B H F (E + 1) b   all-gather of sums, forward; the same of gradients, backward
 
-With smoothing (RKS) sums have B H (E + 1) more; with pairs of frequencies they are twice as wide. A ring hands every
+With smoothing (RKS) there is one feature more; with pairs of frequencies there are twice as many. A ring hands every
 byte of an all-reduce on 2 (N - 1) / N times, and brings every process (N - 1) times what it gives to an all-gather.
 """
 
@@ -39,13 +39,10 @@ class LayerTraffic:
 
 def layer_traffic(attention: KernelizedAttention, *, batch_size: int, itemsize: int = 4) -> LayerTraffic:
     """What a layer says in a step."""
-    kernel, rows = attention.kernel.present(), batch_size * attention.num_heads
-    fmap = kernel.feature_map
-    projections = attention.head_dim if kernel.omega is None else kernel.omega.shape[1]
-    columns = (attention.value_dim + 1) * (1 if kernel.pair_offset is None else 2)
-    totals = 0 if kernel.smoothing is None else attention.value_dim + 1
-    sums = rows * (fmap.parts * projections * columns + totals) * itemsize
-    return LayerTraffic(rows * projections * itemsize if fmap.exponential else 0, sums, sums)
+    kernel, rows = attention.present(), batch_size * attention.num_heads
+    maxima = kernel.num_projections(attention.head_dim) if kernel.feature_map.exponential else 1
+    sums = rows * kernel.state_features(attention.head_dim) * (attention.value_dim + 1) * itemsize
+    return LayerTraffic(rows * maxima * itemsize, sums, sums)
 
 
 def model_traffic(model: TransformerEncoder | TransformerDecoder, *, batch_size: int) -> list[LayerTraffic]:

@@ -58,7 +58,8 @@ class AtomSpectrum(SpectralDistribution):
         check_number("lengthscale", lengthscale, exclusive=True)
         self.start = start
         self.lengthscale = lengthscale
-        self.omega = nn.Parameter(self._first_frequencies() / lengthscale)
+        first = self._first_frequencies().to(torch.empty(0).device)  # the device of the moment may be meta
+        self.omega = nn.Parameter(first / lengthscale)
         #: Logarithms of the weights, (H, R).
         self.log_weight = nn.Parameter(torch.zeros(num_heads, num_frequencies))
 

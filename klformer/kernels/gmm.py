@@ -5,7 +5,7 @@
 
 The paper writes Sigma for S: a square root of the covariance, not the covariance. In its experiments C = 2,
 mu_2 = -mu_1 and S_1 = S_2 ("tied"), for which the kernel is exp(-1/2 |S^T d|^2) cos(mu.d) and RKS needs half of the
-work (see ops/spectral_product/chunked/modulation.py).
+work (see ops/spectral_product/chunked/pair_offset.py).
 """
 
 import math

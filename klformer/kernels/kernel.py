@@ -1,7 +1,6 @@
 """A kernel = a spectral distribution x a feature map x an envelope; LinearElu's is the one without a distribution."""
 
 import math
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -13,8 +12,7 @@ from klformer.kernels.spectrum import SpectralDistribution
 from klformer.ops.envelopes import gaussian_envelope, matched_envelope, simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
-from klformer.ops.spectral_product import SpectralKernel, SpectralOperands, attend, kept_keys
-from klformer.ops.spectral_product.parts import PartProduct, Parts
+from klformer.ops.spectral_product import BACKENDS, SpectralKernel, attend, kept_keys
 
 Role = Literal["query", "key"]
 
@@ -43,6 +41,7 @@ class Kernel(nn.Module):
             that themselves; where they are fixed, it counts.
         redraw: Whether `klformer.resample` draws new noise; otherwise the first draw is kept for good.
         frozen: Learn nothing; only the noise changes.
+        backend: Who computes its products: "auto", or a name as in `spectral_product`.
 
     Raises:
         ArgumentError: options that do not go together, such as a smoothing of "prf".
@@ -65,15 +64,16 @@ class Kernel(nn.Module):
         >>> torch.allclose(features @ kernel.features(k, "key").transpose(-1, -2), weights)
         True
 
-        What the product is given; only positive features have an envelope:
+        What the product is given. The envelope of positive features goes with it, unless it takes more than a number:
 
         >>> positive = Kernel("prf", spectrum, norm_coefficient=0.5)
-        >>> positive.log_weights(positive.present(), k, key_mask=None).shape
-        torch.Size([1, 2, 7])
-        >>> kernel.log_weights(kernel.present(), k, key_mask=None) is None
-        True
-        >>> round(positive.number_for_norms() * 8**0.5, 3), kernel.number_for_norms()
+        >>> present = positive.present()
+        >>> round(present.norm_coefficient * 8**0.5, 3), positive.log_weights(present, k, key_mask=None)
         (0.5, None)
+        >>> single = GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_components=1, tied=False)
+        >>> matched = Kernel("prf", single, envelope="matched")
+        >>> matched.log_weights(matched.present(), k, key_mask=None).shape
+        torch.Size([1, 2, 7])
     """
 
     def __init__(
@@ -88,9 +88,13 @@ class Kernel(nn.Module):
         learn_temperature: bool = False,
         redraw: bool = True,
         frozen: bool = False,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         check_choice("feature_map", feature_map, FEATURE_MAPS)
+        if backend != "auto":
+            BACKENDS[backend]
+        self.backend = backend
         self.feature_map = FEATURE_MAPS[feature_map]
         if (spectrum is not None) != self.feature_map.needs_frequencies:
             raise ArgumentError(f"feature_map {feature_map!r} does not go with spectrum {spectrum}")
@@ -158,50 +162,11 @@ class Kernel(nn.Module):
             (B, H, L, E).
         """
         present, mask = self.present(), kept_keys(key_mask, key_bias)
-        norm = self.number_for_norms()
-        bias = self.log_weights(present, k, mask, key_bias) if norm is None else key_bias
-        operands = SpectralOperands(present, q, k, v, key_mask=mask, key_bias=bias, causal=causal)
-        return attend(operands if norm is None else replace(operands, norm_coefficient=norm))
-
-    def begin(
-        self,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        key_bias: Tensor | None = None,
-        causal: bool = False,
-        parts: Parts,
-    ) -> PartProduct:
-        """As `attend` for a sequence that is in parts: begun with the keys of this one.
-
-        Args:
-            k: Keys of this part, (B, H, S, D).
-            v: Its values, (B, H, S, E).
-            key_mask: (B, S), True = keep.
-            key_bias: Log-weights of the keys, (B or 1, H or 1, S).
-            causal: Queries see no later keys, of this part and of others.
-            parts: Those who have the parts.
-
-        Returns:
-            A product whose sums are under way; its `read` takes the queries of this part.
-
-        Examples:
-            >>> import torch
-            >>> from klformer.kernels import GaussianSpectrum, Kernel
-            >>> from klformer.ops.spectral_product.parts import Past
-            >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8))
-            >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-            >>> begun = kernel.begin(k, v, causal=True, parts=Past())
-            >>> torch.allclose(begun.read(q), kernel.attend(q, k, v, causal=True), atol=1e-5)
-            True
-        """
-        present, mask = self.present(), kept_keys(key_mask, key_bias)
         bias = self.log_weights(present, k, mask, key_bias)
-        return PartProduct(present, k, v, key_mask=mask, key_bias=bias, causal=causal, parts=parts)
+        return attend(present, q, k, v, key_mask=mask, key_bias=bias, causal=causal, backend=self.backend)[0]
 
     def present(self) -> SpectralKernel:
-        """The kernel with its present frequencies, the scaling of the inputs folded into them."""
+        """Return the kernel with its present frequencies, the scaling of the inputs folded into them."""
         if self.spectrum is None:
             return SpectralKernel(self.feature_map)
         with full_precision(self.spectrum.anchor()):
@@ -216,14 +181,13 @@ class Kernel(nn.Module):
                 frequency_bias=None if pairs is not None else self.spectrum.log_weights(),
                 smoothing=self._present_smoothing(omega),
                 simplex=self.feature_map.exponential and self.envelope == "simplex",
+                norm_coefficient=self._number_for_norms() or 0.0,
             )
 
     def log_weights(
         self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None = None
     ) -> Tensor | None:
-        """The log-weights of keys: their envelope, and those that are given.
-
-        Not the simplex envelope: the product makes it of the scores that it has anyway (`SpectralKernel.simplex`).
+        """Return the log-weights of keys that the present kernel does not make itself, and those that are given.
 
         Args:
             present: What `present()` gives.
@@ -232,9 +196,10 @@ class Kernel(nn.Module):
             key_bias: (B or 1, H or 1, S).
 
         Returns:
-            (B, H, S); `key_bias` if there is no envelope.
+            (B, H, S); `key_bias` if there is nothing to add.
         """
-        envelope = None if present.simplex else self._envelope(present, k, key_mask)
+        inside = present.simplex or present.norm_coefficient
+        envelope = None if inside else self._envelope(present, k, key_mask)
         if envelope is None:
             return key_bias
         return envelope if key_bias is None else envelope + key_bias
@@ -308,11 +273,8 @@ class Kernel(nn.Module):
             return (self.log_smoothing + below).exp()
         return like.new_full((1,), self.smoothing) if self.smoothing else None
 
-    def number_for_norms(self) -> float | None:
-        """c of exp(-c |k|^2) if this is the envelope and c is a number; None otherwise.
-
-        The product then makes the envelope by itself, which takes less memory for gradients.
-        """
+    def _number_for_norms(self) -> float | None:
+        """Return c of exp(-c |k|^2) if this is the envelope and c is a number; None otherwise."""
         scale = self._scale()
         if self.feature_map.exponential and self.envelope == "gaussian" and not isinstance(scale, Tensor):
             return self.norm_coefficient * scale**2
@@ -331,7 +293,7 @@ class Kernel(nn.Module):
             return matched_envelope(x, linear_map * scale, key_mask)
         if not self.norm_coefficient:
             return None
-        norm = self.number_for_norms()
+        norm = self._number_for_norms()
         if norm is not None:
             return gaussian_envelope(x, norm, key_mask)
         assert isinstance(scale, Tensor)

@@ -18,7 +18,6 @@ from torch import Tensor
 from klformer.attention.multihead import MultiheadState
 from klformer.errors import ArgumentError
 from klformer.files import writing
-from klformer.ops.spectral_product.parts import Past
 
 if TYPE_CHECKING:
     from klformer.models.transformer import TransformerEncoder, TransformerLayer
@@ -59,17 +58,11 @@ def _causal(
     layers: "list[TransformerLayer]",
     chunks: Iterable[tuple[Tensor, Tensor | None]],
 ) -> Iterator[Tensor]:
-    pasts = [Past() for _ in layers]
+    states: list[MultiheadState] = []
     for x, key_mask in chunks:
-        length = x.shape[1]
-        for layer, past in zip(layers, pasts, strict=True):
-            mechanism = layer.self_attention.mechanism
-            mechanism.parts = past
-            try:
-                x = layer(x, key_mask)
-            finally:
-                mechanism.parts = None
-            past.num_tokens += length
+        states = states or [layer.self_attention.initial_state(x.shape[0]) for layer in layers]
+        for index, layer in enumerate(layers):
+            x, states[index] = layer.extend(x, states[index], key_mask)
         yield encoder.norm(x)
 
 

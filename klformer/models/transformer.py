@@ -78,6 +78,12 @@ class TransformerLayer(nn.Module):
         x = x + self.dropout(self.self_attention.read(state, self.self_norm(x)))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
+    def extend(self, x: Tensor, state: MultiheadState, key_mask: Tensor | None) -> tuple[Tensor, MultiheadState]:
+        """Return the layer at the next tokens x (B, L, model_dim) of a causal sequence, and the state after them."""
+        attended, state = self.self_attention.extend(self.self_norm(x), state, key_mask=key_mask)
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.ffn(self.ffn_norm(x))), state
+
     def initial_state(
         self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None, *, in_place: bool = False
     ) -> "LayerState":

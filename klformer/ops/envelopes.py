@@ -8,8 +8,8 @@ The same factor of a query would multiply its numerator and its denominator alik
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -135,7 +135,11 @@ def _autograd(ctx, d_out):  # type: ignore[no-untyped-def]
     out, x, omega, key_mask = ctx.saved_tensors
     if is_derived_again(d_out):
         needs = ctx.needs_input_grad[:2]
-        return *gradients_of(lambda pair: _log_sum(pair[0], pair[1], key_mask), (x, omega), needs, d_out), None
+
+        def log_sums(pair: Sequence[Tensor | None]) -> list[Tensor]:
+            return [_log_sum(cast(Tensor, pair[0]), cast(Tensor, pair[1]), key_mask)]
+
+        return *gradients_of(log_sums, (x, omega), needs, [d_out]), None
     d_x, d_omega = _log_sum_backward_op(d_out, out, x, omega, key_mask)
     return d_x, d_omega, None
 

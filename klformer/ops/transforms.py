@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether forward-mode derivatives of these tensors are taken, or a transform of torch.func is at work."""
+    """Return whether forward-mode derivatives of these tensors are taken, or a transform of torch.func is at work."""
     if torch.compiler.is_compiling():
         return False
     if torch._C._are_functorch_transforms_active():
@@ -28,7 +28,7 @@ def _tangent(x: Tensor) -> Tensor | None:
 
 
 def is_derived_again(d_out: Tensor) -> bool:
-    """Whether a gradient is to be differentiated itself, or is one of several at once."""
+    """Return whether a gradient is to be differentiated itself, or is one of several at once."""
     return (
         torch.is_grad_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -37,19 +37,28 @@ def is_derived_again(d_out: Tensor) -> bool:
 
 
 def gradients_of(
-    function: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor], needs: Sequence[bool], d_out: Tensor
+    function: Callable[[Sequence[Tensor | None]], Sequence[Tensor]],
+    tensors: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    d_results: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of a function of plain operations; differentiable themselves, if gradients are being recorded.
+    """Return gradients of a function of plain operations; differentiable, if gradients are being recorded.
 
     Args:
-        function: Takes all tensors.
+        function: Takes all tensors, and returns its results.
         needs: For which of them a gradient is wanted; None is given for the others.
+        d_results: Gradients of the results; None for zero.
     """
     again = torch.is_grad_enabled()
     if not again:
-        tensors = [tensor.detach().requires_grad_(is_needed) for tensor, is_needed in zip(tensors, needs, strict=True)]
+        tensors = [
+            None if x is None else x.detach().requires_grad_(is_needed)
+            for x, is_needed in zip(tensors, needs, strict=True)
+        ]
     with torch.enable_grad():
-        out = function(tensors)
-    wanted = [tensor for tensor, is_needed in zip(tensors, needs, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(out, wanted, d_out, create_graph=again))
+        results = function(tensors)
+    given = [(x, d) for x, d in zip(results, d_results, strict=True) if d is not None and x.requires_grad]
+    wanted = [x for x, is_needed in zip(tensors, needs, strict=True) if is_needed and x is not None]
+    outputs, d_outputs = zip(*given, strict=True)
+    found = iter(torch.autograd.grad(outputs, wanted, d_outputs, create_graph=again, allow_unused=True))
     return [next(found) if is_needed else None for is_needed in needs]

@@ -41,5 +41,5 @@ def test_queries_that_do_not_fit_are_refused():
 
 def test_states_of_other_numbers_of_sequences_are_not_merged():
     mechanism = attention("gmm-prf")
-    with pytest.raises(ValueError, match="of as many sequences can be merged"):
+    with pytest.raises(ValueError, match="the same number of sequences"):
         mechanism.merge(mechanism.initial_state(1), mechanism.initial_state(2))

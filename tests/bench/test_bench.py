@@ -25,8 +25,7 @@ from klformer.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.cli.main import main
 from klformer.kernels import FastFoodSpectrum
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import SpectralKernel, SpectralOperands
-from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product import SpectralKernel, attend
 
 SMALL = Sizes(batch=1, heads=2, length=40, head_dim=4, value_dim=3, frequencies=6)
 
@@ -76,11 +75,10 @@ def test_the_floors_are_the_products_of_the_fused_op(feature_map):
     operands = Operands.random(sizes)
     q, k, v, omega = (x.detach() for x in operands.inputs())
     fmap = FEATURE_MAPS[feature_map]
-    call, backend = SpectralOperands(SpectralKernel(fmap, omega), q, k, v), ChunkedBackend("always", recompute="always")
-    counts = {}
-    with MatrixProducts() as ours:
-        saved = backend.forward(call)
-        backend.backward(call, saved, operands.d_out, ("q", "k", "v", "omega"))
+    counts, inputs = {}, [x.requires_grad_() for x in (q, k, v, omega)]
+    with MatrixProducts() as ours, torch.autograd.set_multithreading_enabled(False):
+        out, _ = attend(SpectralKernel(fmap, omega), q, k, v, backend="chunked")
+        torch.autograd.grad(out, inputs, operands.d_out)
     for lean in (True, False):
         with MatrixProducts() as floor:
             matrix_products(sizes, parts=fmap.parts, lean=lean)()

@@ -11,7 +11,7 @@ from klformer.bench.report import as_table, without_empty
 from klformer.bench.shares import CALLS, OTHER, group_of, measure_shares
 from klformer.bench.sizes import Sizes
 from klformer.cli.main import main
-from klformer.ops.spectral_product.chunked import few
+from klformer.ops.spectral_product.chunked import one_query
 
 
 def run_bench(capsys, file, *arguments):
@@ -23,16 +23,14 @@ def run_bench(capsys, file, *arguments):
     return capsys.readouterr().out, report["results"]
 
 
-def test_few_queries_are_timed_both_ways(tmp_path, capsys, monkeypatch):
-    taken = []
-    forward, before = few.forward, dict(few.VALUES_PER_QUERY)
-    monkeypatch.setattr(few, "forward", lambda *a: taken.append(a) or forward(*a))
-    sizes = ["--keys", "40", "--heads", "1", "--frequencies", "4", "--head-dims", "8", "--repeats", "2"]
-    out, rows = run_bench(capsys, tmp_path / "few.json", "few-queries", "--queries", "1", "3", *sizes)
-    cases = [(feature_map, 8, queries) for feature_map in ("prf", "rks") for queries in (1, 3)]
-    assert [(row["feature_map"], row["head_dim"], row["queries"]) for row in rows] == cases
+def test_one_query_is_timed_both_ways(tmp_path, capsys, monkeypatch):
+    taken, forward = [], one_query.forward
+    monkeypatch.setattr(one_query, "forward", lambda *a: taken.append(a) or forward(*a))
+    sizes = ["--heads", "1", "--frequencies", "4", "--head-dims", "8", "--repeats", "2"]
+    out, rows = run_bench(capsys, tmp_path / "few.json", "few-queries", "--keys", "30", "40", *sizes)
+    cases = [(feature_map, 8, keys) for feature_map in ("prf", "rks") for keys in (30, 40)]
+    assert [(row["feature_map"], row["head_dim"], row["keys"]) for row in rows] == cases
     assert len(taken) == len(cases) * 3, "each case by pairs in every round, and the first warms up"
-    assert before == few.VALUES_PER_QUERY
     for row in rows:
         ratio = row["state_over_pairs"]
         assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
@@ -45,7 +43,7 @@ def test_launches_are_counted_without_a_gpu(tmp_path, capsys):
     out, rows = run_bench(capsys, tmp_path / "launches.json", "launches", *sizes)
     expected = Sizes(batch=1, heads=2, length=256, head_dim=8, value_dim=8, frequencies=16)
     assert {row["name"]: row["launches"] for row in rows} == {name: count_launches(name, expected) for name in PRODUCTS}
-    assert "prf softmax_pair" in out
+    assert "prf flash" in out
 
 
 def test_shares_of_the_product(tmp_path, capsys):

@@ -23,7 +23,7 @@ def test_train_eval_and_resume(home, capsys):
     assert "test accuracy" in out
     assert "over 2 draws" in out
     options = json.loads((folder / "config.json").read_text())["attention"]["options"]
-    assert options == klformer.attention_options("gmm-prf") | {"num_frequencies": 8}
+    assert options | {"backend": "auto"} == klformer.attention_options("gmm-prf") | {"num_frequencies": 8}
     out = run(capsys, "eval", folder, "--draws", "4", "--split", "validation")
     assert "45 examples" in out
     assert "over 4 draws" in out

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from run_support import sealed, tiny
 
 from klformer.attention import AttentionSpec
-from klformer.cli.main import _split_plugins
+from klformer.cli.main import _split_first
 from klformer.files import sha256
 from klformer.plugins import load_plugin
 from klformer.report.collect import collect
@@ -208,7 +208,7 @@ class PluginDoor:
                 load_plugin(text.decode("utf-8", "surrogateescape"))
             case 2:
                 words = ["--plugin", "--plugin=", "--plugin=x", "train", "--help", "-", "", "--plug"]
-                _split_plugins([random.choice(words) for _ in range(random.randrange(4))])
+                _split_first([random.choice(words) for _ in range(random.randrange(4))])
             case _:
                 text = mutated_bytes(random, random.choice(self.specs).encode()).decode("utf-8", "replace")
                 spec = AttentionSpec.parse(text)

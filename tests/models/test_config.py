@@ -103,7 +103,9 @@ def test_an_attention_without_options_says_so():
 
 def test_complete_writes_all_options_out():
     spec = AttentionSpec.parse("gmm-rks:num_frequencies=64").complete()
-    assert spec.options == klformer.attention_options("gmm-rks") | {"num_frequencies": 64}
+    assert spec.options | {"backend": "auto"} == klformer.attention_options("gmm-rks") | {"num_frequencies": 64}
+    assert AttentionSpec.parse("gmm-rks:backend=plain").complete().options["backend"] == "plain"
+    assert "backend" not in AttentionSpec.parse("gmm-rks:backend=plain").model_dump()["options"]
     assert spec.complete() == spec
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import replace
+from collections import Counter
 
 import pytest
 import torch
@@ -11,28 +11,26 @@ from hypothesis import strategies as st
 from support import relative_error
 
 import klformer
-from klformer.errors import ArgumentError
 from klformer.ops import spectral_product as op
-from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
+from klformer.ops.envelopes import simplex_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import BACKENDS, backends, chunked, spectral_product
-from klformer.ops.spectral_product.chunked import ChunkedBackend, few, positive
-from klformer.ops.spectral_product.decoding import PreparedKernel
+from klformer.ops.spectral_product import BACKENDS, Call, KernelState, spectral_product
+from klformer.ops.spectral_product.chunked import ChunkedBackend
+from klformer.ops.spectral_product.decoding import DecodingState
 from klformer.ops.spectral_product.operands import SpectralKernel
-from klformer.ops.spectral_product.softmax_pair import SoftmaxPairBackend
 
 BATCH, HEADS, LENGTH, KEYS, DIM, VALUES, FREQUENCIES = 2, 3, 37, 29, 5, 7, 11
 #: The chunked backend at awkward chunks.
 CHUNKED = {f"chunked-{chunk}": chunk for chunk in (1, 7, LENGTH)}
 for _name, _chunk in CHUNKED.items():
-    BACKENDS.add(_name, ChunkedBackend(_name, chunk=_chunk))
-#: Every backend that computes fast; each must give what the definition gives.
-FAST = [name for name in BACKENDS if name not in ("reference", "inference")]
+    op.register_backend(_name, ChunkedBackend(chunk=_chunk))
+#: Every backend but the definition, for CPUs; each must give what that gives.
+FAST = [name for name in BACKENDS if name not in ("reference", "flash")]
 
 
 def skip_unless_served(backend, feature_map, causal):
-    if backend.startswith("softmax_pair") and (feature_map != "prf" or causal):
-        pytest.skip("softmax_pair is for bidirectional products of exponential maps")
+    if backend.startswith("flash") and (feature_map != "prf" or causal):
+        pytest.skip("flash is for bidirectional products of exponential maps")
 
 
 def normal(*shape, dtype=torch.float64):
@@ -61,21 +59,33 @@ def tensors(operands):
     return [t for t in operands.values() if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
-def check_against_the_definition(operands, feature_map, *, backend, causal=False, simplex=False, key_mask="random"):
-    """Results and gradients are those of the reference; one sequence of the batch has no key at all."""
+def kernel_of(feature_map, operands, **envelope):
+    names = ("omega", "pair_offset", "frequency_bias", "smoothing")
+    return SpectralKernel(FEATURE_MAPS[feature_map], **{n: operands.get(n) for n in names}, **envelope)
+
+
+def check_against_the_definition(
+    operands, feature_map, *, backend, causal=False, key_mask="random", norm_coefficient=0.0, simplex=False
+):
+    """Results, log-sums and gradients are those of the reference; one sequence of the batch has no key at all."""
     if isinstance(key_mask, str):
         key_mask = torch.rand(BATCH, 1, operands["k"].shape[2]) > 0.3
         key_mask[1] = False
-    q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
-    names = ("omega", "pair_offset", "frequency_bias", "smoothing")
-    kernel = SpectralKernel(FEATURE_MAPS[feature_map], **{n: operands.get(n) for n in names}, simplex=simplex)
-    call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias, causal=causal)
-    expected, actual = op.attend(call, backend="reference"), op.attend(call, backend=backend)
+    kernel = kernel_of(feature_map, operands, simplex=simplex, norm_coefficient=norm_coefficient)
+    qkv = [operands[name] for name in ("q", "k", "v")]
+    given = {"key_mask": key_mask, "key_bias": operands["key_bias"], "causal": causal}
+    found = {name: op.attend(kernel, *qkv, **given, backend=name) for name in ("reference", backend)}
+    (expected, logs), (actual, actual_logs) = found.values()
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
-    inputs, d_out = tensors(operands), torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, d_out)
-    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(actual_logs, logs, atol=1e-10, rtol=1e-10)
+    inputs, d_out, d_logs = tensors(operands), torch.randn_like(expected), torch.randn_like(logs)
+    has_key = logs > -math.inf
+    wanted, got = (
+        torch.autograd.grad((out * d_out).sum() + (log_sum[has_key] * d_logs[has_key]).sum(), inputs)
+        for out, log_sum in found.values()
+    )
+    for x, y in zip(got, wanted, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-10, rtol=1e-10)
     return actual
 
 
@@ -101,36 +111,29 @@ def test_equals_the_definition_with_gradients(feature_map, options, causal, shar
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("backend", ["reference", *FAST])
-def test_the_envelope_of_norms_is_a_weight_of_the_keys(monkeypatch, causal, weighted, backend):
+@pytest.mark.parametrize("backend", FAST)
+def test_the_envelope_of_norms_is_a_weight_of_the_keys(causal, weighted, backend):
     """As a number it is what the same weights written out are, also where keys that are not there hold no numbers."""
     skip_unless_served(backend, "prf", causal)
-    monkeypatch.setattr(backends, "_KEYS_AT_A_TIME", 5)
     operands = problem("prf", keys=LENGTH if causal else KEYS, weighted=weighted)
-    q, k, v, omega, bias = (operands[name] for name in ("q", "k", "v", "omega", "key_bias"))
-    key_mask = torch.rand(BATCH, 1, k.shape[2]) > 0.3
+    key_mask = torch.rand(BATCH, 1, operands["k"].shape[2]) > 0.3
     key_mask[1] = False
     with torch.no_grad():
-        k.masked_fill_(~key_mask.unsqueeze(-1), torch.nan)
-    norms = -0.7 * k.masked_fill(~key_mask.unsqueeze(-1), 0).square().sum(-1)
-    kernel = SpectralKernel(FEATURE_MAPS["prf"], omega, frequency_bias=operands["frequency_bias"])
-    call = op.SpectralOperands(kernel, q, k, v, key_mask=key_mask, key_bias=bias, causal=causal)
-    written_out = replace(call, key_bias=norms if bias is None else bias + norms)
-    expected = op.attend(written_out, backend="reference")
-    actual = op.attend(replace(call, norm_coefficient=0.7), backend=backend)
+        operands["k"].masked_fill_(~key_mask.unsqueeze(-1), torch.nan)
+    common = {"backend": backend, "causal": causal, "key_mask": key_mask}
+    actual = check_against_the_definition(operands, "prf", **common, norm_coefficient=0.7)
+    norms = -0.7 * operands["k"].masked_fill(~key_mask.unsqueeze(-1), 0).square().sum(-1)
+    bias = operands["key_bias"]
+    kernel, qkv = kernel_of("prf", operands), [operands[name] for name in ("q", "k", "v")]
+    expected, _ = op.attend(kernel, *qkv, **common, key_bias=norms if bias is None else bias + norms)
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
-    inputs, d_out = tensors(operands), torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, d_out)
-    for got, want in zip(torch.autograd.grad(actual, inputs, d_out), wanted, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("feature_map", "options"), KINDS[:3])
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("backend", ["chunked", "chunked-7"])
-def test_few_queries_equal_the_definition(monkeypatch, feature_map, options, length, weighted, backend):
-    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"rks": 1, "prf": 1})
+def test_few_queries_equal_the_definition(feature_map, options, length, weighted, backend):
     check_against_the_definition(
         problem(feature_map, length=length, weighted=weighted, **options), feature_map, backend=backend
     )
@@ -140,9 +143,8 @@ def test_few_queries_equal_the_definition(monkeypatch, feature_map, options, len
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("length", [1, 3, LENGTH])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_a_simplex_envelope_inside_the_product(monkeypatch, backend, causal, length, weighted):
+def test_a_simplex_envelope_inside_the_product(backend, causal, length, weighted):
     skip_unless_served(backend, "prf", causal)
-    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"prf": 1})
     operands = problem("prf", length=length, keys=length if causal else KEYS, weighted=weighted)
     check_against_the_definition(operands, "prf", backend=backend, causal=causal, simplex=True)
 
@@ -197,8 +199,8 @@ def test_any_shape(data):
         "causal": causal,
     }
     expected = spectral_product(**arguments, backend="reference")
-    served = [name for name in FAST if "softmax" not in name or (feature_map == "prf" and not causal)]
-    actual = spectral_product(**arguments, backend=draw(st.sampled_from([*served, "inference"])))
+    served = [name for name in FAST if "flash" not in name or (feature_map == "prf" and not causal)]
+    actual = spectral_product(**arguments, backend=draw(st.sampled_from(served)))
     torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
 
 
@@ -224,7 +226,7 @@ def test_a_mask_and_a_log_weight_of_minus_infinity_are_the_same(feature_map, cau
 @pytest.mark.parametrize("feature_map", ["rks", "prf", "elu"])
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("length", [1, LENGTH])
-@pytest.mark.parametrize("backend", ["auto", "inference", "reference", *FAST])
+@pytest.mark.parametrize("backend", ["auto", "reference", *FAST])
 def test_a_log_weight_that_is_no_number_is_seen(feature_map, causal, length, backend):
     skip_unless_served(backend, feature_map, causal)
     operands = problem(feature_map, length=length, keys=length if causal else KEYS, weighted=True)
@@ -268,25 +270,28 @@ def test_decoding_takes_log_weights(feature_map, options):
         smoothing=smoothing,
     )
     q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
-    prepared = PreparedKernel.of(kernel, num_heads=HEADS, head_dim=DIM, like=q)
-    state = prepared.initial_state(BATCH, VALUES)
+    state = decoding_state(kernel, q, v)
     for t in range(9):
         here = slice(t, t + 1)
-        prepared.absorb(state, k[:, :, here], v[:, :, here], key_bias=bias[:, :, here])
-        out = prepared.read(state, q[:, :, here])
+        out = state.step(q[:, :, here], k[:, :, here], v[:, :, here], bias[:, :, here])
         torch.testing.assert_close(out, expected[:, :, here], atol=1e-10, rtol=1e-10)
+
+
+def decoding_state(kernel, q, v):
+    sizes = {"batch_size": q.shape[0], "num_heads": q.shape[1], "value_dim": v.shape[3]}
+    return DecodingState(KernelState.empty(kernel, like=q, **sizes))
 
 
 def test_keys_without_weights_may_follow_keys_with_weights():
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     bias = torch.tensor([5.0, -3, 2, 0, 0, 0], dtype=torch.float64).expand(1, 1, 6)
     kernel = SpectralKernel(FEATURE_MAPS["rks"], torch.randn(2, 8, 4, dtype=torch.float64))
-    prepared = PreparedKernel.of(kernel, num_heads=2, head_dim=4, like=q)
-    state = prepared.initial_state(1, 4)
-    prepared.absorb(state, k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
-    prepared.absorb(state, k[:, :, 3:], v[:, :, 3:])
+    state = decoding_state(kernel, q, v).absorb(k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
+    state.absorb(k[:, :, 3:5], v[:, :, 3:5])
     expected = spectral_product(q, k, v, kernel.omega, feature_map="rks", key_bias=bias)
-    torch.testing.assert_close(prepared.read(state, q), expected, atol=1e-10, rtol=1e-10)
+    last = state.step(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:])
+    torch.testing.assert_close(last, expected[:, :, 5:], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(state.read(q), expected, atol=1e-10, rtol=1e-10)
 
 
 def positive_features(std, *, length=257, dim=64, frequencies=256):
@@ -300,9 +305,10 @@ STDS = [0.01, 0.1, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 
 def product_in_range(q, k, v, omega, *, norm_coefficient, causal, backend):
     """With the Gaussian envelope of a coefficient, or the simplex envelope where there is none."""
-    kernel = SpectralKernel(FEATURE_MAPS["prf"], omega, simplex=norm_coefficient is None)
-    bias = None if norm_coefficient is None else gaussian_envelope(k, norm_coefficient)
-    return op.attend(op.SpectralOperands(kernel, q, k, v, key_bias=bias, causal=causal), backend=backend)
+    kernel = SpectralKernel(
+        FEATURE_MAPS["prf"], omega, simplex=norm_coefficient is None, norm_coefficient=norm_coefficient or 0.0
+    )
+    return op.attend(kernel, q, k, v, causal=causal, backend=backend)[0]
 
 
 @functools.cache
@@ -322,21 +328,13 @@ def tolerance_of(std):
 @pytest.mark.parametrize("std", STDS)
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("norm_coefficient", [1.0, 0.5, None], ids=["1", "half", "simplex"])
-@pytest.mark.parametrize("backend", ["chunked", "few", "softmax_pair", "inference"])
-def test_positive_features_are_exact_over_the_whole_range(monkeypatch, std, causal, norm_coefficient, backend):
+@pytest.mark.parametrize("backend", ["chunked", "flash_cpu"])
+def test_positive_features_are_exact_over_the_whole_range(std, causal, norm_coefficient, backend):
     skip_unless_served(backend, "prf", causal)
-    if backend == "few":
-        if causal:
-            pytest.skip("a few queries are bidirectional")
-        monkeypatch.setattr(few, "serves", lambda operands: True)  # also for so many
     given, expected, d_out, wanted = range_problem(std, causal, norm_coefficient)
-    operands = [t.clone().requires_grad_(backend != "inference") for t in given]
-    actual = product_in_range(
-        *operands, norm_coefficient=norm_coefficient, causal=causal, backend="chunked" if backend == "few" else backend
-    )
+    operands = [t.clone().requires_grad_() for t in given]
+    actual = product_in_range(*operands, norm_coefficient=norm_coefficient, causal=causal, backend=backend)
     assert relative_error(actual, expected) < tolerance_of(std)
-    if backend == "inference":
-        return
     got = torch.autograd.grad(actual, operands, d_out.float())
     assert all(g.isfinite().all() for g in got)
     assert max(relative_error(g, w) for g, w in zip(got, wanted, strict=True)) < tolerance_of(std)
@@ -347,61 +345,19 @@ def test_positive_features_are_exact_over_the_whole_range(monkeypatch, std, caus
 @pytest.mark.parametrize("way", ["step", "absorb and read"])
 def test_decoding_is_exact_over_the_whole_range(monkeypatch, std, norm_coefficient, way):
     (q, k, v, omega), expected, _, _ = range_problem(std, True, norm_coefficient)
-    kernel = SpectralKernel(FEATURE_MAPS["prf"], omega, simplex=norm_coefficient is None)
-    prepared = PreparedKernel.of(kernel, num_heads=2, head_dim=q.shape[-1], like=q)
-    state, out = prepared.initial_state(1, v.shape[-1]), []
+    kernel = SpectralKernel(
+        FEATURE_MAPS["prf"], omega, simplex=norm_coefficient is None, norm_coefficient=norm_coefficient or 0.0
+    )
+    state, out = decoding_state(kernel, q, v), []
     for t in range(q.shape[2]):
         query, key, value = (x[:, :, t : t + 1] for x in (q, k, v))
-        bias = None if norm_coefficient is None else gaussian_envelope(key, norm_coefficient)
         if way == "step":
             with monkeypatch.context() as patch:  # every envelope has the way of one token
-                patch.setattr(PreparedKernel, "absorb", lambda *given, **named: pytest.fail("the long way"))
-                out.append(prepared.step(state, query, key, value, bias))
+                patch.setattr(DecodingState, "absorb", lambda *given, **named: pytest.fail("the long way"))
+                out.append(state.step(query, key, value))
         else:
-            prepared.absorb(state, key, value, key_bias=bias)
-            out.append(prepared.read(state, query))
+            out.append(state.absorb(key, value).read(query))
     assert relative_error(torch.cat(out, 2), expected) < tolerance_of(std)
-
-
-def test_a_smoothing_of_zero_that_could_not_be_seen_has_gradients(monkeypatch):
-    """As on a GPU, which is not asked what a tensor holds: few queries do not divide by it."""
-    monkeypatch.setattr(few, "VALUES_PER_QUERY", {"rks": 1})
-    q, k, v = (normal(1, 2, n, 4) for n in (3, 20, 20))
-    smoothing = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    kernel = SpectralKernel(FEATURE_MAPS["rks"], torch.randn(2, 6, 4, dtype=torch.float64), smoothing=smoothing)
-    call = op.SpectralOperands(kernel, q, k, v)
-    assert few.serves(call)
-    found = torch.autograd.grad(op.attend(call, backend="chunked").sum(), (q, k, v, smoothing))
-    assert all(x.isfinite().all() for x in found)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_guess_that_is_good_is_not_made_again(monkeypatch, dtype):
-    """Half-precision results whose sum is no number of their type."""
-    reads = []
-    read = positive.read_queries
-    monkeypatch.setattr(
-        positive, "read_queries", lambda *given, **how: reads.append(how.get("exact", True)) or read(*given, **how)
-    )
-    q, k = (torch.randn(1, 1, 100, 8, dtype=dtype) for _ in range(2))
-    v = torch.full((1, 1, 100, 8), 300.0, dtype=dtype)
-    out = spectral_product(q, k, v, torch.randn(1, 16, 8), feature_map="prf", backend="chunked")
-    torch.testing.assert_close(out, v)
-    assert reads == [False]
-
-
-def test_padding_at_the_beginning_costs_no_pass_in_vain(monkeypatch):
-    chunks = []
-    of_keys = positive.Scores.of_keys
-    monkeypatch.setattr(
-        positive.Scores, "of_keys", lambda self, start, *given: chunks.append(start) or of_keys(self, start, *given)
-    )
-    operands = problem("prf")
-    key_mask = torch.arange(KEYS).expand(BATCH, KEYS) >= torch.tensor([[0], [9]])
-    product = functools.partial(spectral_product, **operands, feature_map="prf", key_mask=key_mask)
-    torch.testing.assert_close(product(backend="chunked-7"), product(backend="reference"), atol=1e-10, rtol=1e-10)
-    # Both sequences are worked on together, and the second begins with a chunk of nothing.
-    assert chunks == [0, *range(0, KEYS, 7)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -435,13 +391,12 @@ def test_smoothed_rks_is_finite_and_near_over_the_range(std, causal):
 def test_causal_cuts_a_chunk_only_where_it_underflows():
     # Scores that rise by 200 along the chunk: the last key is e^200 times the first for every feature.
     length, chunks_of = 64, {}
-    whole = ChunkedBackend("chunked", chunk=length)
+    whole = ChunkedBackend(chunk=length)
     for rise in (0.0, 200.0):
         k = torch.zeros(1, 1, length, 2)
         k[..., 0] = torch.linspace(-rise, 0, length)
         q, v, omega = torch.randn(1, 1, length, 2), torch.randn(1, 1, length, 3), torch.ones(1, 5, 2)
-        kernel = SpectralKernel(FEATURE_MAPS["prf"], omega)
-        out, *kept = whole.forward(op.SpectralOperands(kernel, q, k, v, causal=True))
+        out, *kept = whole.forward(Call("causal", SpectralKernel(FEATURE_MAPS["prf"], omega), q=q, k=k, v=v), keep=True)
         doubles = (t.double() for t in (q, k, v, omega))
         expected = spectral_product(*doubles, feature_map="prf", causal=True, backend="reference")
         assert relative_error(out, expected) < 1e-4
@@ -455,9 +410,11 @@ def test_only_gradients_that_are_needed_are_computed(monkeypatch, causal):
     asked = []
     backward = ChunkedBackend.backward
 
-    def spy(self, operands, saved, d_out, needed):
-        gradients = backward(self, operands, saved, d_out, needed)
-        asked.append(set(gradients))
+    def spy(self, call, outputs, d_results, needed):
+        asked.append((call.step, set(needed)))
+        gradients = backward(self, call, outputs, d_results, needed)
+        parameters_given = set(gradients) & {"omega", "pair_offset", "smoothing"}
+        assert parameters_given == set(needed) & {"omega", "pair_offset", "smoothing"}
         return gradients
 
     monkeypatch.setattr(ChunkedBackend, "backward", spy)
@@ -466,15 +423,19 @@ def test_only_gradients_that_are_needed_are_computed(monkeypatch, causal):
         for name in parameters:
             operands[name] = operands[name].detach().requires_grad_(name in needed)
         spectral_product(**operands, feature_map="rks", causal=causal).sum().backward()
-        assert asked.pop() == {"q", "k", "v", *needed}
+        if causal:
+            assert asked == [("causal", {"q", "k", "v", *needed})]
+        else:
+            read, absorbed = dict(asked)["read"], dict(asked)["absorb"]
+            assert read == {"q", "values", "weights", *needed}
+            assert absorbed == {"k", "v", *needed}
+        asked.clear()
         assert [operands[name].grad is not None for name in parameters] == [name in needed for name in parameters]
 
 
 @pytest.mark.parametrize("feature_map", ["rks", "prf"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_kept_for_backward_does_not_grow_with_the_features(monkeypatch, feature_map, causal):
-    monkeypatch.setattr(chunked, "KEEP_BYTES", 0)  # no sequence is short
-
+def test_what_is_kept_for_backward_does_not_grow_with_the_features(feature_map, causal):
     def kept(frequencies):
         sizes = []
         length = 4096
@@ -492,33 +453,34 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_features(monkeypatch, 
 def test_the_op_passes_torchs_own_checks():
     q, k, v = (torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3))
     omega, bias = torch.randn(1, 6, 4, requires_grad=True), torch.randn(1, 1, 9, requires_grad=True)
-    for feature_map, causal in [("rks", False), ("rks", True), ("prf", False), ("prf", True)]:
-        arguments = ([q, k, v, omega, bias], "q,k,v,omega,key_bias", feature_map, causal, "chunked-7")
-        torch.library.opcheck(torch.ops.klformer.spectral_product.default, arguments)
+    for feature_map in ("rks", "prf"):
+        # Without smoothing a sum of cosines may have no logarithm.
+        smoothing = torch.ones(1, requires_grad=True) if feature_map == "rks" else None
+        kernel = SpectralKernel(FEATURE_MAPS[feature_map], omega, smoothing=smoothing)
+        absorb = Call("absorb", kernel, k=k, v=v, key_bias=bias)
+        with torch.no_grad():
+            sums = BACKENDS["chunked"].absorb(absorb)
+        read = Call("read", kernel, q=q, sums=op.Sums(*(x.clone().requires_grad_() for x in sums)))
+        for call in (absorb, read, Call("causal", kernel, q=q, k=k, v=v, key_bias=bias)):
+            arguments = ("chunked-7", True, call.step, *call.constants, *call.tensors().values())
+            torch.library.opcheck(torch.ops.klformer.spectral_product.default, arguments)
 
 
 def test_a_backend_is_chosen_by_name():
     operands = problem("prf")
-    with torch.no_grad():
-        results = [spectral_product(**operands, feature_map="prf", backend=backend) for backend in BACKENDS]
-    assert all(torch.allclose(result, results[0]) for result in results)
-    with pytest.raises(ValueError, match="backend 'inference' can't compute"):
-        spectral_product(**operands, feature_map="prf", backend="inference")
-    for backend in FAST:
-        assert spectral_product(**operands, feature_map="prf", backend=backend).shape == (BATCH, HEADS, LENGTH, VALUES)
+    for backend in ("reference", *FAST):
+        with klformer.record_backends() as served:
+            out = spectral_product(**operands, feature_map="prf", backend=backend)
+        assert served == Counter({("product", backend): 1})
+        assert out.shape == (BATCH, HEADS, LENGTH, VALUES)
     with pytest.raises(ValueError, match="unknown backend 'chunky'; did you mean 'chunked'"):
         spectral_product(**operands, feature_map="prf", backend="chunky")
-
-
-def test_a_backend_may_refuse(monkeypatch):
-    operands = problem("prf")
-    monkeypatch.setattr(ChunkedBackend, "supports", lambda self, operands: operands.feature_map.name != "prf")
-    with pytest.raises(
-        ValueError, match="backend 'chunked' can't compute a bidirectional product with feature_map 'prf'"
-    ):
+    with pytest.raises(ValueError, match="backend 'flash_cpu' can't serve this product: feature_map 'rks' is not exp"):
+        spectral_product(**problem("rks"), feature_map="rks", backend="flash_cpu")
+    with klformer.use_backend("reference"), klformer.record_backends() as served:
+        spectral_product(**operands, feature_map="prf")
         spectral_product(**operands, feature_map="prf", backend="chunked")
-    expected = spectral_product(**operands, feature_map="prf", backend="reference")
-    assert torch.equal(spectral_product(**operands, feature_map="prf"), expected), "auto takes one that can"
+    assert served == Counter({("product", "reference"): 1, ("product", "chunked"): 1})
 
 
 def test_it_is_public():
@@ -563,56 +525,6 @@ def test_impossible_arguments_are_named(change, message):
     arguments = problem("rks") | {"feature_map": "rks"} | change
     with pytest.raises(ValueError, match=message):
         spectral_product(**arguments)
-
-
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_inference_with_a_simplex_envelope_through_torchs_kernels(monkeypatch, weighted):
-    """As on CUDA: what suits there is taken here."""
-    monkeypatch.setattr(SoftmaxPairBackend, "suits", SoftmaxPairBackend.supports)
-    monkeypatch.setattr(ChunkedBackend, "forward", lambda self, operands: pytest.fail("the chunked product"))
-    operands = {name: None if x is None else x.detach() for name, x in problem("prf", weighted=weighted).items()}
-    q, k, v, bias = (operands[name] for name in ("q", "k", "v", "key_bias"))
-    kernel = SpectralKernel(
-        FEATURE_MAPS["prf"], operands["omega"], frequency_bias=operands["frequency_bias"], simplex=True
-    )
-    call = op.SpectralOperands(kernel, q, k, v, key_mask=torch.rand(BATCH, 1, KEYS) > 0.3, key_bias=bias)
-    expected = op.attend(call, backend="reference")
-    torch.testing.assert_close(op.attend(call, backend="inference"), expected, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("recompute", ["always", "never"])
-def test_features_are_kept_or_made_again_as_asked(recompute):
-    q, k, v = (torch.randn(2, 3, 40, 8, dtype=torch.float64).requires_grad_() for _ in range(3))
-    omega = torch.randn(3, 16, 8, dtype=torch.float64)
-    saved = []
-
-    def count(x):
-        saved.append(x.numel())
-        return x
-
-    def gradients(choice):
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-            out = op.spectral_product(q, k, v, omega, feature_map="rks", smoothing=1.0, recompute=choice)
-        return torch.autograd.grad(out.square().sum(), (q, k, v))
-
-    for x, y in zip(gradients(recompute), gradients("auto"), strict=True):
-        torch.testing.assert_close(x, y)
-    saved.clear()
-    gradients(recompute)
-    assert (saved.count(2 * 3 * 32 * 40) >= 2) == (recompute == "never")
-
-
-def test_recompute_is_refused_where_it_means_nothing():
-    q = torch.randn(1, 1, 4, 2)
-    with pytest.raises(ArgumentError, match="recompute"):
-        op.spectral_product(q, q, q, torch.randn(1, 3, 2), feature_map="rks", recompute="sometimes")
-    with pytest.raises(ArgumentError, match="backend 'chunked'"):
-        op.spectral_product(q, q, q, torch.randn(1, 3, 2), feature_map="rks", recompute="never", backend="reference")
-    for feature_map, causal, kind in (("rks", True, "causal"), ("prf", False, "prf")):
-        common = {"feature_map": feature_map, "causal": causal}
-        with pytest.raises(ArgumentError, match=f"features of a {kind} product are always made again"):
-            op.spectral_product(q, q, q, torch.randn(1, 3, 2), **common, recompute="never")
-        op.spectral_product(q, q, q, torch.randn(1, 3, 2), **common, recompute="always")
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])

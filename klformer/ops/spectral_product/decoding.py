@@ -1,286 +1,165 @@
-"""Decoding: tokens are added to a state of fixed size, which answers queries at the same cost at any position.
+"""One token at a time: a state that is changed in place, and a step that absorbs a token and reads with its query.
 
-The same arithmetic as the product over a whole sequence, one call at a time, for inference: no gradients flow through a
-state. `PreparedKernel` holds what does not change from token to token; make it once for a generation. Frequencies are
-shared by all sequences of a batch and never copied. A state is changed in place: clone it to keep it.
+The same sums as everywhere (`operands.py`), values and weights in one tensor, so that a step takes few calls. The
+frequencies are computed once, are shared by all sequences of a batch and never copied. For inference: no gradients.
 """
-
-import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from klformer.errors import ArgumentError
-from klformer.ops.envelopes import gaussian_envelope
-from klformer.ops.feature_maps import FeatureMap
 from klformer.ops.precision import full_precision
-from klformer.ops.spectral_product.chunked.positive import LOG2_E
-from klformer.ops.spectral_product.key_values import NO_KEY, KeyValueState
-from klformer.ops.spectral_product.operands import FLOOR, SpectralKernel, paired_frequencies
+from klformer.ops.spectral_product.dispatch import choose_backend
+from klformer.ops.spectral_product.operands import FLOOR, Call, SpectralKernel, Sums
+from klformer.ops.spectral_product.state import KernelState
 
-#: Tokens of a prompt that are worked on at a time.
-PROMPT_CHUNK = 256
-#: How far a score may be above its shift before the state is made to refer to a larger one: a power of two that is far
-#: from the largest number, so that this is rare.
-MAX_RISE = 30.0
+#: How far a score may be above its log-scale before the state is made to refer to a larger one: far from the largest
+#: number, so that this is rare.
+MAX_RISE = 20.0
 
 
-@dataclass(frozen=True)
-class PreparedKernel:
-    """A kernel in the form that a step needs. Pairs of frequencies are written out."""
+class DecodingState(KernelState):
+    """A state that `absorb` and `step` change in place.
 
-    kernel: SpectralKernel
-    num_heads: int
-    head_dim: int
-    one: Tensor  # (1, 1, 1, 1), with the device and the precision of states
-    omega: Tensor | None  # (H or 1, D, R); for scores to base 2 where the map is exponential
-    frequency_bias: Tensor | None  # (H or 1, 1, R); to base 2 for exponential maps, else the weights (H or 1, 1, F)
-    smoothing: Tensor | None  # (H or 1, 1, 1), times R
+    Args:
+        state: What was absorbed before; it is copied.
 
-    @staticmethod
-    @torch.no_grad()
-    def of(kernel: SpectralKernel, *, num_heads: int, head_dim: int, like: Tensor) -> "PreparedKernel":
-        """For states on the device of `like` and at least in its precision."""
-        one = like.new_ones(1, 1, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32))
-        fmap, omega, bias, smoothing = kernel.feature_map, kernel.omega, kernel.frequency_bias, kernel.smoothing
-        if omega is not None:
-            omega = omega.to(one.dtype)
-            if kernel.pair_offset is not None:
-                omega = paired_frequencies(omega, kernel.pair_offset.to(one.dtype))
-                bias = None if bias is None else torch.cat([bias, bias], dim=-1)
-            omega = (omega * (LOG2_E if fmap.exponential else 1.0)).transpose(1, 2).contiguous()
-            if smoothing is not None:
-                smoothing = (smoothing.to(one.dtype) * omega.shape[2])[:, None, None]
-        if bias is not None:
-            bias = bias.to(one.dtype)
-            bias = (bias * LOG2_E if fmap.exponential else bias.exp().repeat(1, fmap.parts)).unsqueeze(1)
-        return PreparedKernel(kernel, num_heads, head_dim, one, omega, bias, smoothing)
-
-    @property
-    def feature_map(self) -> FeatureMap:
-        return self.kernel.feature_map
-
-    def initial_state(self, batch_size: int, value_dim: int) -> KeyValueState:
-        """The state before the first key."""
-        rows, num_scores = batch_size * self.num_heads, self.head_dim if self.omega is None else self.omega.shape[2]
-        zeros = self.one.new_zeros
-        return KeyValueState(
-            product=zeros(rows, value_dim + 1, self.feature_map.parts * num_scores),
-            total=zeros(rows, 1, value_dim + 1),
-            shift=zeros(rows, 1, num_scores if self.feature_map.exponential else 1).fill_(NO_KEY),
-        )
+    Examples:
+        >>> import torch, klformer
+        >>> from klformer.ops.spectral_product.decoding import DecodingState
+        >>> kernel = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8).kernel.present()
+        >>> sizes = {"batch_size": 1, "num_heads": 2, "value_dim": 8}
+        >>> state = DecodingState(klformer.KernelState.empty(kernel, like=torch.empty(8), **sizes))
+        >>> for q, k, v in torch.randn(5, 3, 1, 2, 1, 8):
+        ...     out = state.step(q, k, v)
+        >>> out.shape
+        torch.Size([1, 2, 1, 8])
+    """
 
     @torch.no_grad()
-    def shifted(self, state: KeyValueState, shift: Tensor) -> KeyValueState:
-        """The same state referring to another shift, of the shape of its own; only rounding tells them apart."""
-        factor = state.shift - shift
-        factor = factor.exp2() if self.feature_map.exponential else factor.exp()
-        # Exponential maps have no total: nothing is ever added to their kernel.
-        total = state.total.clone() if self.feature_map.exponential else state.total * factor
-        return KeyValueState(state.product * factor, total, shift.clone())
+    def __init__(self, state: KernelState) -> None:
+        kernel, (values, weights, log_scale) = state.kernel, state.sums
+        self._joined = torch.cat([values, weights.unsqueeze(-1)], -1)  # (B, H, F, E + 1)
+        sums = Sums(self._joined[..., :-1], self._joined[..., -1], log_scale.clone())
+        super().__init__(_detached(kernel, values.dtype), sums)
+        omega = self.kernel.omega
+        self._omega = None if omega is None else omega.transpose(1, 2).contiguous()  # (H or 1, D, R)
+        self._one = values.new_ones(1, 1, 1, 1)
+        #: Whether the log-scale is known to be 0 (not for exponential maps).
+        self._unscaled = False
 
-    @torch.no_grad()
-    def merged(self, first: KeyValueState, second: KeyValueState) -> KeyValueState:
-        """The state of the keys of both. Associative and commutative but for rounding."""
-        shift = torch.maximum(first.shift, second.shift)
-        left, right = self.shifted(first, shift), self.shifted(second, shift)
-        return KeyValueState(left.product + right.product, left.total + right.total, shift)
-
-    @torch.no_grad()
     def absorb(
         self,
-        state: KeyValueState,
         k: Tensor,
         v: Tensor,
         *,
         key_mask: Tensor | None = None,
         key_bias: Tensor | None = None,
-    ) -> None:
-        """Add the keys (B, H, S, D) and values (B, H, S, E) to the state.
-
-        Args:
-            key_mask: (B or 1, H or 1, S), True = keep.
-            key_bias: Log-weights of the keys, (B or 1, H or 1, S); finite where the key is kept.
-        """
-        _check_rows(state, k)
-        dtype = state.product.dtype
-        with full_precision(k):
-            k, v = k.to(dtype), v.to(dtype)
-            bias = None if key_bias is None else key_bias.to(dtype).unsqueeze(-1)
-            if key_mask is not None:
-                dropped = ~key_mask.unsqueeze(-1)
-                k, v = k.masked_fill(dropped, 0), v.masked_fill(dropped, 0)
-                bias = k.new_zeros(1, 1, 1) if bias is None else bias
-                bias = bias.expand(*k.shape[:3], 1).masked_fill(dropped, -torch.inf)
-            for start in range(0, k.shape[2], PROMPT_CHUNK):
-                here = slice(start, start + PROMPT_CHUNK)
-                self._absorb(state, k[:, :, here], v[:, :, here], None if bias is None else bias[:, :, here])
-
-    def _absorb(self, state: KeyValueState, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
-        """Keys, values and log-weights (B or 1, H or 1, S, 1), -inf for padding."""
-        scores = self._scores(k)  # (B, H, S, R)
-        values = torch.cat([v, self.one.expand(*v.shape[:3], 1)], dim=-1).flatten(0, 1)  # (n, S, E + 1)
-        if self.feature_map.exponential:
-            if self.kernel.simplex:
-                scores = scores - (scores * math.log(2)).logsumexp(-1, keepdim=True) * LOG2_E
-            if bias is not None:
-                scores = scores + bias * LOG2_E
-            scores = scores.flatten(0, 1)
-            raised = torch.maximum(state.shift, scores.amax(1, keepdim=True))
-            state.product.mul_((state.shift - raised).exp2_())
-            phi = (scores - raised).exp2_()
-        else:
-            phi, raised = self._features(scores).flatten(0, 1), state.shift
-            # Without log-weights the shift is 0 from the first key on. To look costs less than to multiply by 1, but
-            # for a GPU, which would have to be waited for.
-            if bias is not None or k.device.type != "cpu" or bool(state.shift.any()):
-                bias = k.new_zeros(1, 1, 1, 1) if bias is None else bias
-                by_key = bias.expand(*k.shape[:3], 1).flatten(0, 1)  # (n, S, 1)
-                raised = torch.maximum(state.shift, by_key.amax(1, keepdim=True))
-                factor = (state.shift - raised).exp_()
-                state.product.mul_(factor)
-                state.total.mul_(factor)
-                values = values * (by_key - raised).exp_()
-            if self.smoothing is not None:
-                state.total += values.sum(1, keepdim=True)
-        state.shift = raised
-        state.product.baddbmm_(values.transpose(1, 2), phi)
+        backend: str = "auto",
+    ) -> KernelState:
+        self._unscaled = False
+        return self.absorb_(k, v, key_mask=key_mask, key_bias=key_bias, backend=backend)
 
     @torch.no_grad()
-    def step(
-        self,
-        state: KeyValueState,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_bias: Tensor | None = None,
-        *,
-        norm_coefficient: float = 0.0,
-    ) -> Tensor:
-        """Absorb one token (B, H, 1, .) and read from it, (B, H, 1, E): `absorb` and `read` in fewer calls.
+    def step(self, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+        """Absorb one token and read with its query.
 
         Args:
-            key_bias: The log-weight of the key, (B or 1, H or 1, 1), finite.
-            norm_coefficient: c of the envelope exp(-c |k|^2) in place of a log-weight, for exponential maps.
+            q: (B, H, 1, D).
+            k: (B, H, 1, D).
+            v: (B, H, 1, E).
+            key_bias: The log-weight of the key besides the envelope of the kernel, (B or 1, H or 1, 1), finite.
+            backend: As in `spectral_product`; `chunked` has this way of one token.
+
+        Returns:
+            (B, H, 1, E) in the type of q.
+
+        Raises:
+            ArgumentError: the state is for another number of sequences.
         """
-        if not self._steps_at_once(state, q, k, v, key_bias):
-            bias = gaussian_envelope(k, norm_coefficient) if norm_coefficient else key_bias
-            self.absorb(state, k, v, key_bias=bias)
-            return self.read(state, q)
-        _check_rows(state, k)
+        self._check_batch(q)
+        if choose_backend(Call("absorb", self.kernel, k=k, v=v, key_bias=key_bias), backend).name != "chunked":
+            return self.absorb(k, v, key_bias=key_bias, backend=backend).read(q, backend=backend)
         with full_precision(k):
-            scores = self._scores(torch.cat([q, k], dim=2)).view(state.shift.shape[0], 2, -1)
-            values = torch.cat([v, self.one.expand(*v.shape[:3], 1)], dim=-1)  # (B, H, 1, E + 1)
-            if norm_coefficient:
-                key = k.reshape(-1, 1, k.shape[3])
-                scores[:, 1:].sub_(torch.bmm(key, key.transpose(1, 2)), alpha=norm_coefficient * LOG2_E)
-            features = self._exponential_pair if self.feature_map.exponential else self._feature_pair
-            of_query, of_key = features(state, scores, key_bias, k.shape[0])  # (n, 1, F) each
-            state.product.addcmul_(of_key, values.view(-1, values.shape[3], 1))
-            product = torch.bmm(state.product, of_query.transpose(1, 2))  # (n, E + 1, 1)
-            if self.smoothing is not None:
-                state.total += values.view(state.total.shape)
-                by_head = product.view(*v.shape[:2], 1, -1)
-                total = state.total.view(by_head.shape)
-                by_head.addcmul_(total, self._smoothing_of(by_head[..., -1:] / total[..., -1:], self.smoothing))
+            dtype = self._joined.dtype
+            pair, value = torch.cat([q, k], dim=2).to(dtype), v.to(dtype)
+            value = torch.cat([value, self._one.expand(*v.shape[:3], 1)], dim=-1)  # (B, H, 1, E + 1)
+            step = self._exponential if self.kernel.feature_map.exponential else self._features
+            product = step(pair, value, None if key_bias is None else key_bias.to(dtype))
             # The key that was just absorbed is there: the denominator is not that of no key.
-            return (product[:, :-1] / product[:, -1:]).view(v.shape)
+            return (product[..., :-1] / product[..., -1:]).to(q.dtype)
 
-    def _steps_at_once(self, state: KeyValueState, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> bool:
-        """Whether `step` has a way of its own: on a CPU, which can be asked what a state holds."""
-        same = q.dtype == k.dtype == v.dtype == state.product.dtype and k.device.type == "cpu"
-        if self.feature_map.exponential:
-            return same
-        return same and key_bias is None and not bool(state.shift.any())
-
-    def _exponential_pair(
-        self, state: KeyValueState, scores: Tensor, key_bias: Tensor | None, batch: int
-    ) -> tuple[Tensor, Tensor]:
-        """Features of a query and a key, of scores (n, 2, R); the state refers to a larger shift if it has to."""
-        query, key = scores[:, :1], scores[:, 1:]
-        if self.kernel.simplex:
-            key = (key * math.log(2)).log_softmax(-1).mul_(LOG2_E)
+    def _exponential(self, pair: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
+        """Return [numerator, denominator], (B, H, 1, E + 1), of a query and a key (B, H, 2, D)."""
+        kernel, log_scale = self.kernel, self.sums.log_scale
+        query, key = _by_head(pair, self._omega).unbind(2)  # (B, H, R)
+        if kernel.norm_coefficient:
+            key = torch.sub(key, pair[:, :, 1].square().sum(-1, keepdim=True), alpha=kernel.norm_coefficient)
+        if kernel.simplex:
+            key = key.log_softmax(-1).add_(kernel.log_normaliser)
         if key_bias is not None:
-            key = key + (key_bias * LOG2_E).expand(batch, self.num_heads, 1).reshape(-1, 1, 1)
-        rise = key - state.shift
-        if float(rise.amax()) > MAX_RISE:
-            raised = torch.maximum(state.shift, key)
-            state.product.mul_(state.shift.sub_(raised).exp2_())
-            state.shift, rise = raised, key - raised
-        query = query + state.shift
-        if self.frequency_bias is not None:
-            query.view(batch, -1, 1, query.shape[2]).add_(self.frequency_bias)
-        return query.sub_(query.amax(-1, keepdim=True)).exp2_(), rise.exp2_()
+            key = key + key_bias
+        rise = key - log_scale
+        if rise.device.type != "cpu" or float(rise.amax()) > MAX_RISE:
+            raised = torch.maximum(log_scale, key)
+            self._joined.mul_((log_scale - raised).exp_().unsqueeze(-1))
+            log_scale.copy_(raised)
+            rise = key - raised
+        self._joined.addcmul_(rise.exp_().unsqueeze(-1), value)
+        query = query + log_scale
+        if kernel.frequency_bias is not None:
+            query = query + kernel.frequency_bias
+        weights = query.sub_(query.amax(-1, keepdim=True)).exp_()
+        return weights.unsqueeze(2) @ self._joined
 
-    def _feature_pair(
-        self, state: KeyValueState, scores: Tensor, key_bias: Tensor | None, batch: int
-    ) -> tuple[Tensor, Tensor]:
-        """Features of a query and a key, of scores (n, 2, R)."""
-        pair = self._features(scores)
-        query, key = pair[:, :1], pair[:, 1:]
-        if self.frequency_bias is not None:
-            query = (query.view(batch, -1, 1, query.shape[2]) * self.frequency_bias).flatten(0, 1)
-        return query, key
+    def _features(self, pair: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
+        """As `_exponential`, for other maps."""
+        kernel = self.kernel
+        phi = kernel.feature_map.explicit(pair if self._omega is None else _by_head(pair, self._omega))
+        query, key = phi[:, :, :1], phi[:, :, 1:]  # (B, H, 1, F)
+        if kernel.frequency_bias is not None:
+            query = query * kernel.frequency_bias.exp().repeat(1, kernel.feature_map.parts).unsqueeze(1)
+        if kernel.pair_offset is not None:
+            angle = pair @ kernel.pair_offset.unsqueeze(-1)  # (B, H, 2, 1)
+            cos, sin = angle.cos(), angle.sin()
+            query = torch.cat([query * cos[:, :, :1], query * sin[:, :, :1]], -1)
+            key = torch.cat([key * cos[:, :, 1:], key * sin[:, :, 1:]], -1)
+        if kernel.smoothing is not None:
+            key = torch.cat([key, self._one.expand(*key.shape[:3], 1)], -1)
+        value = self._weighted(value, key_bias)
+        self._joined.addcmul_(key.transpose(2, 3), value)
+        if kernel.smoothing is None or self._omega is None:
+            return query @ self._joined
+        total = self._joined[:, :, -1:]
+        product, smoothing = query @ self._joined[:, :, :-1], kernel.smoothing[:, None, None] * self._omega.shape[2]
+        # The smoothing, or as much more as leaves no mean below half of it (`operands.py`).
+        return product.addcmul_(
+            total, torch.maximum(smoothing, FLOOR * smoothing - product[..., -1:] / total[..., -1:])
+        )
 
-    @torch.no_grad()
-    def read(self, state: KeyValueState, q: Tensor) -> Tensor:
-        """Results (B, H, L, E) of the queries (B, H, L, D), each against all keys absorbed so far."""
-        _check_rows(state, q)
-        with full_precision(q):
-            queries = q.to(state.product.dtype)
-            parts = [self._read(state, queries[:, :, i : i + PROMPT_CHUNK]) for i in range(0, q.shape[2], PROMPT_CHUNK)]
-            out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) if parts else state.total[:, :0, :-1]
-        return out.view(*q.shape[:2], *out.shape[1:]).to(q.dtype)
-
-    def _read(self, state: KeyValueState, q: Tensor) -> Tensor:
-        """(n, L, E) of queries (B, H, L, D)."""
-        scores = self._scores(q)
-        if self.feature_map.exponential:
-            if self.frequency_bias is not None:
-                scores = scores + self.frequency_bias
-            scores = scores.flatten(0, 1) + state.shift
-            phi = scores.sub_(scores.amax(-1, keepdim=True)).exp2_()
-        else:
-            weighted = self._features(scores)
-            phi = (weighted if self.frequency_bias is None else weighted.mul_(self.frequency_bias)).flatten(0, 1)
-        product = torch.bmm(phi, state.product.transpose(1, 2))
-        if self.smoothing is not None:
-            smoothing = self.smoothing if self.smoothing.shape[0] == 1 else self.smoothing.repeat(q.shape[0], 1, 1)
-            weight = state.total[..., -1:].masked_fill(state.total[..., -1:] == 0, 1)
-            product.addcmul_(state.total, self._smoothing_of(product[..., -1:] / weight, smoothing))
-        denominator = product[..., -1:]
-        return product[..., :-1] / denominator.masked_fill(denominator == 0, 1)
-
-    @staticmethod
-    def _smoothing_of(mean: Tensor, smoothing: Tensor) -> Tensor:
-        """What a query's kernel gets added, of the mean that it has without: the smoothing, or as much more as leaves
-        no mean below half of it (`operands.py`)."""
-        return torch.maximum(smoothing, FLOOR * smoothing - mean)
-
-    def _scores(self, x: Tensor) -> Tensor:
-        """(B, H, S, R) of x (B, H, S, D)."""
-        return x.clone() if self.omega is None else _by_head(x, self.omega)
-
-    def _features(self, scores: Tensor) -> Tensor:
-        """(..., F) of scores (..., R), which are overwritten."""
-        out = scores.new_empty(*scores.shape[:-1], self.feature_map.parts * scores.shape[-1])
-        return self.feature_map.features(scores, out, dim=-1)
+    def _weighted(self, value: Tensor, key_bias: Tensor | None) -> Tensor:
+        """Return [v, 1] times the weight of its key; the state refers to a larger one if it has to."""
+        if key_bias is None and self._unscaled:
+            return value
+        log_scale, bias = self.sums.log_scale, value.new_zeros(1, 1, 1) if key_bias is None else key_bias
+        raised = torch.maximum(log_scale, bias)
+        self._joined.mul_((log_scale - raised).exp_().unsqueeze(-1))
+        log_scale.copy_(raised)
+        self._unscaled = key_bias is None and raised.device.type == "cpu" and not bool(raised.any())
+        return value * (bias - raised).exp_().unsqueeze(-1)
 
 
-def _by_head(x: Tensor, matrix: Tensor) -> Tensor:
-    """x (B, H, S, D) times one matrix (D, .) a head, (H or 1, D, .), without a copy of it for every sequence."""
+def _detached(kernel: SpectralKernel, dtype: torch.dtype) -> SpectralKernel:
+    """Return a copy of a kernel in the precision of a state."""
+    return kernel.with_tensors({name: x.detach().to(dtype, copy=True) for name, x in kernel.tensors().items()})
+
+
+def _by_head(x: Tensor, matrix: Tensor | None) -> Tensor:
+    """Return x (B, H, S, D) times one matrix a head, (H or 1, D, R), without a copy of it for every sequence."""
+    assert matrix is not None
     batch, heads, length, _ = x.shape
     if matrix.shape[0] == 1:
         return x @ matrix[0]
     if batch == 1:
         return torch.bmm(x[0], matrix).unsqueeze(0)
     by_head = torch.bmm(x.transpose(0, 1).reshape(heads, batch * length, -1), matrix)
-    return by_head.view(heads, batch, length, -1).transpose(0, 1).contiguous()
-
-
-def _check_rows(state: KeyValueState, tokens: Tensor) -> None:
-    """Raises ArgumentError if the tokens (B, H, ., D) are not for the rows of the state."""
-    batch, heads = tokens.shape[:2]
-    if state.total.shape[0] != batch * heads:
-        raise ArgumentError(f"the state is for {state.total.shape[0] // heads} sequences, got a batch of {batch}")
+    return by_head.view(heads, batch, length, -1).transpose(0, 1)

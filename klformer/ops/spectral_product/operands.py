@@ -1,36 +1,40 @@
-"""What one call of the product consists of: a kernel with finitely many features, and the sequences it is applied to.
+"""What a call of the product consists of: a kernel with finitely many features, sequences, and the sums of a state.
 
     kappa(q, k) = 1/R sum_r exp(a_r) phi_r(q).phi_r(k) + s
-    out_i = sum_j exp(b_j) kappa(q_i, k_j) v_j / sum_j exp(b_j) kappa(q_i, k_j)
+    out_i = sum_j w_j kappa(q_i, k_j) v_j / sum_j w_j kappa(q_i, k_j)          w_j = exp(b_j) times the envelope of k_j
 
 a is the frequencies' log-weight (`frequency_bias`), b the keys' (`key_bias`), s the smoothing. An estimate of a kernel
 by cosines can be negative, and so can the sum that is divided by. Where the mean of a query's kernel,
-m_i = sum_j exp(b_j) kappa(q_i, k_j) / sum_j exp(b_j), is below s/2, this query gets s/2 - m_i more of smoothing: no
-mean is below s/2, weights still sum to one, and results are bounded. A kernel that is not negative has means of s and
-more, and is left as it is. Without smoothing nothing is held.
+m_i = sum_j w_j kappa(q_i, k_j) / sum_j w_j, is below s/2, this query gets s/2 - m_i more of smoothing: no mean is below
+s/2, weights still sum to one, and results are bounded. A kernel that is not negative has means of s and more, and is
+left as it is. Without smoothing nothing is held.
 
-Both classes only hold tensors: they are checked once, by whoever takes them from a user (`checked_kernel`,
+The classes only hold tensors. They are checked once, by whoever takes them from a user (`checked_kernel`,
 `ops/shapes.py`).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from klformer.errors import ArgumentError
-from klformer.ops.envelopes import gaussian_envelope
 from klformer.ops.feature_maps import FEATURE_MAPS, FeatureMap
 from klformer.ops.transforms import is_transformed
 
 #: The mean of a query's kernel is at least this share of the smoothing.
 FLOOR = 0.5
+#: The log-scale of a state before any key: finite, so that a difference of two is a number, and far below any score.
+NO_KEY = -1e30
+#: What is computed: all keys, some keys into a state, queries against a state, or queries against the keys before them.
+Step = Literal["product", "absorb", "read", "causal"]
+#: The tensors of a kernel.
+OF_KERNEL = ("omega", "pair_offset", "frequency_bias", "smoothing")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpectralKernel:
     """A kernel with finitely many features, the same for all sequences; per head, or one for all heads.
 
@@ -40,6 +44,18 @@ class SpectralKernel:
         >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8, num_frequencies=64)).present()
         >>> kernel.feature_map.name, kernel.omega.shape  # one for both heads
         ('prf', torch.Size([1, 64, 8]))
+        >>> list(kernel.tensors())
+        ['omega']
+        >>> kernel.num_projections(head_dim=8), kernel.state_features(head_dim=8)
+        (64, 64)
+
+        A copy is the same kernel; a tensor that was changed in place shows in its version:
+
+        >>> copy = kernel.with_tensors({"omega": kernel.omega.clone()})
+        >>> kernel.same_as(copy), kernel.same_as(kernel.copy()), kernel.versions()
+        (True, True, (0,))
+        >>> kernel.omega.mul_(2).shape, kernel.versions(), kernel.same_as(copy)
+        (torch.Size([1, 64, 8]), (1,), False)
     """
 
     feature_map: FeatureMap
@@ -51,149 +67,230 @@ class SpectralKernel:
     frequency_bias: Tensor | None = None
     #: Constant added to the kernel, (H or 1,), where the map takes one.
     smoothing: Tensor | None = None
-    #: The features of every key sum to one, for an exponential map: the envelope `simplex` of `ops/envelopes.py`.
+    #: The envelope `simplex` of `ops/envelopes.py`, for an exponential map: the features of a key sum to R.
     simplex: bool = False
+    #: c of the envelope exp(-c |k|^2), for an exponential map; 0 for none.
+    norm_coefficient: float = 0.0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that the kernel has, by name."""
+        return {name: x for name in OF_KERNEL if (x := getattr(self, name)) is not None}
+
+    def num_projections(self, head_dim: int) -> int:
+        """Return the scores of a token: the frequencies R, or D for a map without.
+
+        Args:
+            head_dim: Size D of queries and keys.
+        """
+        return head_dim if self.omega is None else self.omega.shape[-2]
+
+    def state_features(self, head_dim: int) -> int:
+        """Return the number F of features that a state has sums of.
+
+        Args:
+            head_dim: Size D of queries and keys.
+        """
+        pairs = 1 if self.pair_offset is None else 2
+        return pairs * self.feature_map.parts * self.num_projections(head_dim) + (self.smoothing is not None)
+
+    @property
+    def log_normaliser(self) -> float:
+        """The logarithm of what sums over features are divided by: R, or 1 for a map without frequencies."""
+        return 0.0 if self.omega is None else math.log(self.omega.shape[-2])
+
+    def versions(self) -> tuple[int, ...]:
+        """Return numbers that change when a tensor is changed in place; none for tensors that do not count."""
+        if torch.compiler.is_compiling():
+            return ()
+        return tuple(x._version for x in self.tensors().values() if not x.is_inference())
+
+    def copy(self) -> "SpectralKernel":
+        """Return the kernel with tensors of its own, in the same graph of autograd."""
+        return self.with_tensors({name: x.clone() for name, x in self.tensors().items()})
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> "SpectralKernel":
+        """Return the kernel with other tensors, by the names of its own.
+
+        Args:
+            tensors: In the shapes of its own.
+        """
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def same_as(self, other: "SpectralKernel") -> bool:
+        """Return whether both have the same features: the same map, envelope and numbers.
+
+        Args:
+            other: Another kernel.
+        """
+        if self is other:
+            return True
+        mine, its = self.tensors(), other.tensors()
+        return (
+            self.feature_map is other.feature_map
+            and (self.simplex, self.norm_coefficient) == (other.simplex, other.norm_coefficient)
+            and mine.keys() == its.keys()
+            and all(
+                x is its[name] or (x.device == its[name].device and torch.equal(x, its[name]))
+                for name, x in mine.items()
+            )
+        )
 
 
-@dataclass(frozen=True)
-class SpectralOperands:
-    """A kernel and the sequences: q (B, H, L, D), k (B, H, S, D), v (B, H, S, E).
+class Sums(NamedTuple):
+    """The tensors of a state: what keys and values add up to, feature by feature.
+
+    values_f = sum_j exp(b_j - log_scale_f) phi_f(k_j) v_j, and weights_f the same without v_j. F features: those of the
+    map; with a pair offset first those times cos(offset.k), then those times sin(offset.k); last, with smoothing, the
+    constant 1. Exponential maps have a scale for each feature, the others one for all.
+
+    Examples:
+        >>> import torch, klformer
+        >>> k, v = torch.randn(2, 1, 2, 50, 8)
+        >>> state = klformer.KernelState.of(k, v, torch.randn(2, 16, 8), feature_map="rks", smoothing=0.1)
+        >>> [tuple(x.shape) for x in state.sums]
+        [(1, 2, 33, 8), (1, 2, 33), (1, 2, 1)]
+    """
+
+    values: Tensor  # (B, H, F, E)
+    weights: Tensor  # (B, H, F)
+    log_scale: Tensor  # (B, H, F) or (B, H, 1)
+
+
+#: The tensors of a call in the order in which ops take them.
+TENSORS = ("q", "k", "v", *Sums._fields, *OF_KERNEL, "key_bias", "key_mask")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call: a kernel, and the queries, keys, values and sums that the step needs.
 
     Examples:
         >>> import torch
         >>> from klformer.kernels import GaussianSpectrum, Kernel
-        >>> from klformer.ops.spectral_product import SpectralOperands
+        >>> from klformer.ops.spectral_product import Call
         >>> kernel = Kernel("prf", GaussianSpectrum(num_heads=2, head_dim=8)).present()
-        >>> operands = SpectralOperands(kernel, *torch.randn(3, 1, 2, 5, 8), norm_coefficient=0.5)
-        >>> operands.weighted().key_bias.shape  # the envelope, written out
-        torch.Size([1, 2, 5])
-        >>> named = operands.tensors()
-        >>> list(named)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> call = Call("product", kernel, q=q, k=k, v=v)
+        >>> call.dtype, call.batch_size, call.num_heads, call.head_dim, call.value_dim
+        (torch.float32, 1, 2, 8, 8)
+        >>> [name for name, tensor in call.tensors().items() if tensor is not None]
         ['q', 'k', 'v', 'omega']
-        >>> again = SpectralOperands.from_tensors(list(named), list(named.values()), operands.map_code, causal=False)
-        >>> again.norm_coefficient
-        0.5
+        >>> again = Call.of("product", tuple(call.tensors().values()), *call.constants)
+        >>> again.kernel.same_as(kernel)
+        True
     """
 
+    step: Step
     kernel: SpectralKernel
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    q: Tensor | None = None  # (B, H, L, D)
+    k: Tensor | None = None  # (B, H, S, D)
+    v: Tensor | None = None  # (B, H, S, E)
+    #: What is read, or what a causal product goes on from.
+    sums: Sums | None = None
     #: (B or 1, H or 1, S), True = keep. A key that is not kept is not there, whatever it holds.
     key_mask: Tensor | None = None
-    #: Log-weights of the keys, (B or 1, H or 1, S); finite where the key is kept.
+    #: Log-weights of the keys besides the envelope, (B or 1, H or 1, S); finite where the key is kept.
     key_bias: Tensor | None = None
-    #: Query i sees keys 0 .. i only.
-    causal: bool = False
-    #: c of the envelope exp(-c |k|^2), which is a weight of the keys besides `key_bias`; `weighted` writes it out.
-    norm_coefficient: float = 0.0
 
     @property
     def feature_map(self) -> FeatureMap:
         return self.kernel.feature_map
 
-    @cached_property
+    @property
+    def tokens(self) -> Tensor:
+        """Keys, or queries where there are none."""
+        tokens = self.q if self.k is None else self.k
+        assert tokens is not None, "every step has keys or queries"
+        return tokens
+
+    @property
     def dtype(self) -> torch.dtype:
         """The working precision: at least float32, whatever the operands are stored in."""
-        operands = torch.promote_types(torch.promote_types(self.q.dtype, self.k.dtype), self.v.dtype)
-        return torch.promote_types(operands, torch.float32)
+        found = torch.float32
+        for x in (self.q, self.k, self.v, None if self.sums is None else self.sums.values):
+            found = found if x is None else torch.promote_types(found, x.dtype)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        return self.tokens.shape[3]
+
+    @property
+    def value_dim(self) -> int:
+        values = self.v if self.sums is None else self.sums.values
+        assert values is not None, "every step has values or a state"
+        return values.shape[3]
 
     @property
     def num_projections(self) -> int:
-        """Scores of a token: the frequencies R, or D for a map without."""
-        return self.q.shape[-1] if self.kernel.omega is None else self.kernel.omega.shape[-2]
+        return self.kernel.num_projections(self.head_dim)
 
     @property
     def num_features(self) -> int:
+        """Features of a token that are made chunk by chunk: without those of a pair offset and of the smoothing."""
         return self.feature_map.parts * self.num_projections
 
     @property
-    def value_columns(self) -> int:
-        """Rows W of a state: the values and a one, twice where a pair offset splits them in two."""
-        return (self.v.shape[-1] + 1) * (1 if self.kernel.pair_offset is None else 2)
+    def num_scales(self) -> int:
+        """Log-scales of a state: one for each feature of an exponential map, else one."""
+        return self.num_projections if self.feature_map.exponential else 1
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return all tensors by name, in the order of `TENSORS`; None for what the call does not have."""
+        sums = (None, None, None) if self.sums is None else self.sums
+        of_kernel = (getattr(self.kernel, name) for name in OF_KERNEL)
+        found = (self.q, self.k, self.v, *sums, *of_kernel, self.key_bias, self.key_mask)
+        return dict(zip(TENSORS, found, strict=True))
 
     @property
-    def num_shifts(self) -> int:
-        """Numbers that a state refers to: the largest score of each feature, or the largest log-weight of a key."""
-        if self.feature_map.exponential:
-            return self.num_projections
-        return 0 if self.key_bias is None else 1
+    def constants(self) -> tuple[str, bool, float]:
+        """What a call consists of besides its step and its tensors, as arguments of `of`."""
+        return self.feature_map.name, self.kernel.simplex, self.kernel.norm_coefficient
 
-    @property
-    def map_code(self) -> str:
-        """The feature map and the envelope of the keys, as text for an op; `from_tensors` reads it."""
-        words = [self.feature_map.name]
-        if self.kernel.simplex:
-            words.append("simplex")
-        if self.norm_coefficient:
-            words.append(repr(self.norm_coefficient))
-        return " ".join(words)
+    @staticmethod
+    def of(
+        step: Step, tensors: tuple[Tensor | None, ...], feature_map: str, simplex: bool, norm_coefficient: float
+    ) -> "Call":
+        """Return the call that `tensors()` and `constants` were taken from.
+
+        Args:
+            step: Its step.
+            tensors: The values of `tensors()`.
+            feature_map: Name of the map.
+            simplex: As in `SpectralKernel`.
+            norm_coefficient: As in `SpectralKernel`.
+        """
+        named = dict(zip(TENSORS, tensors, strict=True))
+        values, weights, log_scale = (named[name] for name in Sums._fields)
+        sums = None
+        if values is not None and weights is not None and log_scale is not None:
+            sums = Sums(values, weights, log_scale)
+        of_kernel = {name: named[name] for name in OF_KERNEL}
+        kernel = SpectralKernel(
+            FEATURE_MAPS[feature_map], **of_kernel, simplex=simplex, norm_coefficient=norm_coefficient
+        )
+        others = {name: named[name] for name in ("q", "k", "v", "key_mask", "key_bias")}
+        return Call(step, kernel, sums=sums, **others)
 
     @property
     def wants_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors().values())
-
-    def weighted(self) -> "SpectralOperands":
-        """The same product, with the envelope of the norms in `key_bias`, (B, H, S)."""
-        if not self.norm_coefficient:
-            return self
-        envelope = gaussian_envelope(self.k, self.norm_coefficient, self.key_mask)
-        bias = envelope if self.key_bias is None else envelope + self.key_bias
-        return replace(self, key_bias=bias, norm_coefficient=0.0)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The operands that are there, by name."""
-        kernel = self.kernel
-        named = {
-            "q": self.q,
-            "k": self.k,
-            "v": self.v,
-            "omega": kernel.omega,
-            "pair_offset": kernel.pair_offset,
-            "frequency_bias": kernel.frequency_bias,
-            "smoothing": kernel.smoothing,
-            "key_bias": self.key_bias,
-            "key_mask": self.key_mask,
-        }
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-    @staticmethod
-    def from_tensors(
-        names: Sequence[str], tensors: Sequence[Tensor], map_code: str, *, causal: bool
-    ) -> "SpectralOperands":
-        """What `tensors()` and `map_code` were made of.
-
-        Args:
-            names: The names that `tensors()` gave.
-            tensors: Its tensors, in the same order.
-            map_code: The feature map and the envelope of the keys, as `map_code` has them.
-            causal: Query i sees keys 0 .. i only.
-        """
-        named = dict(zip(names, tensors, strict=True))
-        feature_map, *envelope = map_code.split()
-        norms = [float(word) for word in envelope if word != "simplex"]
-        kernel = SpectralKernel(
-            FEATURE_MAPS[feature_map],
-            omega=named.get("omega"),
-            pair_offset=named.get("pair_offset"),
-            frequency_bias=named.get("frequency_bias"),
-            smoothing=named.get("smoothing"),
-            simplex="simplex" in envelope,
-        )
-        return SpectralOperands(
-            kernel,
-            named["q"],
-            named["k"],
-            named["v"],
-            key_mask=named.get("key_mask"),
-            key_bias=named.get("key_bias"),
-            causal=causal,
-            norm_coefficient=norms[0] if norms else 0.0,
-        )
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.tensors().values())
 
 
 def kept_keys(key_mask: Tensor | None, key_bias: Tensor | None) -> Tensor | None:
-    """Which keys are there: those that the mask keeps and whose log-weight is not -inf.
+    """Return which keys are there: those that the mask keeps and whose log-weight is not -inf.
 
     Args:
         key_mask: (B, S), True = keep; None if all are kept.
@@ -227,7 +324,7 @@ def checked_kernel(
     frequency_bias: Tensor | None,
     smoothing: float | Tensor,
 ) -> SpectralKernel:
-    """The kernel that a user describes, for keys (B, H, S, D).
+    """Return the kernel that a user describes, for keys (B, H, S, D).
 
     Raises:
         ArgumentError: something does not fit the map, the heads or the head size.
@@ -244,7 +341,7 @@ def checked_kernel(
 
 
 def _smoothing_tensor(smoothing: float | Tensor, like: Tensor) -> Tensor | None:
-    """(H or 1,); None if there is none."""
+    """Return (H or 1,); None if there is none."""
     if isinstance(smoothing, Tensor):
         # A GPU would have to be waited for, and a transform has no numbers to look at.
         hidden = smoothing.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed(smoothing)
@@ -263,7 +360,7 @@ def paired_frequencies(omega: Tensor, pair_offset: Tensor) -> Tensor:
 
 
 def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> None:
-    """Raises ArgumentError if a tensor of the kernel does not fit its map, the heads or the head size."""
+    """Raise ArgumentError if a tensor of the kernel does not fit its map, the heads or the head size."""
     fmap, omega = kernel.feature_map, kernel.omega
     if (omega is not None) != fmap.needs_frequencies:
         verb = "needs" if fmap.needs_frequencies else "takes no"
@@ -284,10 +381,12 @@ def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> No
         if not fmap.takes_smoothing:
             raise ArgumentError(f"smoothing must be 0 for feature_map {fmap.name!r}")
         _check_shape("smoothing", kernel.smoothing, num_heads, ())
+    if (kernel.simplex or kernel.norm_coefficient) and not fmap.exponential:
+        raise ArgumentError(f"an envelope goes with an exponential feature_map only, got {fmap.name!r}")
 
 
 def _check_shape(name: str, tensor: Tensor, num_heads: int, sizes: tuple[int | str, ...]) -> None:
-    """Raises ArgumentError unless the shape is (num_heads or 1, *sizes); a size that is a letter may be any."""
+    """Raise ArgumentError unless the shape is (num_heads or 1, *sizes); a size that is a letter may be any."""
     fits = tensor.dim() == 1 + len(sizes) and tensor.shape[0] in (1, num_heads)
     fits = fits and all(
         isinstance(size, str) or found == size for size, found in zip(sizes, tensor.shape[1:], strict=True)

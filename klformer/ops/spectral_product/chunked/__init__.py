@@ -1,81 +1,64 @@
-"""The product in cache-sized chunks of plain PyTorch: every map, causal and not, on any device.
+"""The product in cache-sized chunks of plain PyTorch: every map, every step, on any device.
 
 Memory is O(L (D + E)) whatever the number of features is: features are made chunk by chunk, and made again in backward.
-A GPU keeps those of RKS instead, where they take no more than KEEP_BYTES in all. On a CPU that gains nothing: memory
-that is new costs as much as a sine (docs/efficiency.md).
 """
 
 from collections.abc import Collection, Sequence
-from typing import Literal
 
 from torch import Tensor
 
-from klformer.ops.spectral_product.backends import FusedBackend
-from klformer.ops.spectral_product.chunked import causal, few, plain, positive
-from klformer.ops.spectral_product.chunked.tiling import Cut, causal_cut, cut
-from klformer.ops.spectral_product.operands import SpectralOperands
-
-Recompute = Literal["auto", "always", "never"]
-#: Features of queries and keys together that a call may keep for its backward.
-KEEP_BYTES = 32 * 2**20
+from klformer.ops.spectral_product.autograd import FusedBackend
+from klformer.ops.spectral_product.chunked import causal, exponential, features, one_query
+from klformer.ops.spectral_product.chunked.tiles import causal_cut, cut
+from klformer.ops.spectral_product.operands import Call
 
 
 class ChunkedBackend(FusedBackend):
     """Serves every call.
 
     Args:
-        name: What it is registered as.
         chunk: Tokens worked on at a time; chosen by size and device if None. Changes speed, and results only by
             rounding.
-        recompute: Whether backward makes the features of a bidirectional RKS product again. "auto" keeps them on a
-            GPU if they fit KEEP_BYTES.
     """
 
-    def __init__(self, name: str, *, chunk: int | None = None, recompute: Recompute = "auto") -> None:
-        super().__init__(name)
+    priority = 0
+
+    def __init__(self, *, chunk: int | None = None) -> None:
         self._chunk = chunk
-        self._recompute = recompute
 
-    def supports(self, operands: SpectralOperands) -> bool:
-        return True
+    def supports(self, call: Call) -> str | None:
+        return None
 
-    def empty(self, operands: SpectralOperands) -> list[Tensor]:
-        if operands.causal:
-            return causal.empty(operands, causal_cut(operands, chunk=self._chunk))
-        if few.serves(operands):
-            return few.empty(operands)
-        if operands.feature_map.exponential:
-            return positive.empty(operands)
-        return plain.empty(operands, keep=self._keeps(operands))
+    def product(self, call: Call) -> tuple[Tensor, Tensor]:
+        if not one_query.serves(call):
+            return super().product(call)
+        out, log_sum, *_ = self.run(call)
+        return out, log_sum
 
-    def forward(self, operands: SpectralOperands) -> list[Tensor]:
-        if operands.causal:
-            return causal.forward(operands, causal_cut(operands, chunk=self._chunk))
-        if few.serves(operands):
-            return few.forward(operands, self._cut_for_few(operands))
-        pieces = cut(operands, chunk=self._chunk)
-        if operands.feature_map.exponential:
-            return positive.forward(operands, pieces)
-        return plain.forward(operands, pieces, keep=self._keeps(operands))
+    def empty_kept(self, call: Call) -> list[Tensor]:
+        if call.step == "product":
+            return one_query.empty_kept(call)
+        if call.step == "causal":
+            return causal.Kept.empty(call, causal_cut(call, chunk=self._chunk)).as_list()
+        if call.feature_map.exponential:
+            return exponential.empty_envelopes(call) if call.step == "absorb" else []
+        return features.empty_kept(call) if call.step == "read" else []
+
+    def forward(self, call: Call, *, keep: bool) -> list[Tensor]:
+        if call.step == "causal":
+            return causal.forward(call, causal_cut(call, chunk=self._chunk), keep=keep)
+        way, pieces = exponential if call.feature_map.exponential else features, cut(call, chunk=self._chunk)
+        if call.step == "product":
+            return one_query.forward(call, pieces)
+        return way.absorb(call, pieces) if call.step == "absorb" else way.read(call, pieces)
 
     def backward(
-        self, operands: SpectralOperands, saved: Sequence[Tensor], d_out: Tensor, needed: Collection[str]
+        self, call: Call, outputs: Sequence[Tensor], d_results: Sequence[Tensor | None], needed: Collection[str]
     ) -> dict[str, Tensor]:
-        if operands.causal:
-            return causal.backward(operands, list(saved), d_out, needed, causal_cut(operands, chunk=self._chunk))
-        if few.serves(operands):
-            return few.backward(operands, list(saved), d_out, needed, self._cut_for_few(operands))
-        way = positive if operands.feature_map.exponential else plain
-        return way.backward(operands, list(saved), d_out, needed, cut(operands, chunk=self._chunk))
-
-    def _cut_for_few(self, operands: SpectralOperands) -> Cut:
-        return cut(operands, chunk=self._chunk, width=operands.num_projections)
-
-    def _keeps(self, operands: SpectralOperands) -> bool:
-        if self._recompute != "auto":
-            return self._recompute == "never"
-        if operands.q.device.type == "cpu" or operands.kernel.omega is None:
-            return False
-        batch, heads, length, _ = operands.q.shape
-        tokens = batch * heads * (length + operands.k.shape[2])
-        return bool(tokens * operands.num_features * operands.dtype.itemsize <= KEEP_BYTES)
+        given = call, outputs, d_results, needed
+        if call.step == "causal":
+            return causal.backward(*given, causal_cut(call, chunk=self._chunk))
+        way, pieces = exponential if call.feature_map.exponential else features, cut(call, chunk=self._chunk)
+        if call.step == "product":
+            return one_query.backward(*given, pieces)
+        return (way.absorb_backward if call.step == "absorb" else way.read_backward)(*given, pieces)

@@ -7,31 +7,30 @@
 The factor is by how much a state becomes smaller where it refers to a larger shift.
 """
 
-from dataclasses import dataclass
+import math
 
 import torch
 from torch import Tensor
 
 from klformer.ops.spectral_product.chunked import floor
+from klformer.ops.spectral_product.chunked.carried import Carried
+from klformer.ops.spectral_product.chunked.exponential import LN_2, LOG2_E, log2_sum, store_keys
+from klformer.ops.spectral_product.chunked.features import (
+    angle,
+    frequency_weights,
+    log_of,
+    quotient_vjp,
+    reciprocal,
+    weighted_values,
+)
 from klformer.ops.spectral_product.chunked.gradients import TileGradients
-from klformer.ops.spectral_product.chunked.modulation import demodulate, modulate, turned
-from klformer.ops.spectral_product.chunked.plain import angle, frequency_weights, reciprocal, store, weighted_values
-from klformer.ops.spectral_product.chunked.positive import LOG2_E, log_sum
-from klformer.ops.spectral_product.chunked.tiling import Tile, with_column
-from klformer.ops.spectral_product.chunked.workspace import borrow
-from klformer.ops.spectral_product.key_values import NO_KEY
+from klformer.ops.spectral_product.chunked.memory import borrow
+from klformer.ops.spectral_product.chunked.pair_offset import demodulate, modulate, turned
+from klformer.ops.spectral_product.chunked.tiles import Tile
+from klformer.ops.spectral_product.operands import NO_KEY
 
 #: Log-weights of keys may rise by so much inside a chunk: exp(-40) is far above the smallest number.
 MAX_RISE = 40.0
-
-
-@dataclass
-class Carried:
-    """What is carried from block to block."""
-
-    state: Tensor  # (n, W, F)
-    total: Tensor  # (n, E + 1, 1), the sum of the weighted values, for the smoothing
-    shift: Tensor  # (n, 1, R) for exponential maps, (n, 1, 1) for others with log-weights, (n, 1, 0) without
 
 
 class Block:
@@ -63,11 +62,10 @@ class Block:
         self.chunk = min(chunk, length)
         self.num_chunks = length // self.chunk
         self.query_shift = query_shift
-        #: With a simplex envelope the features of a key, which sum to one, (n, T, R).
+        #: With a simplex envelope R times the features of a key, which sum to one, (n, T, R).
         self._shares: Tensor | None = None
-        bias = tile.log_weights()
-        self._bias = None if bias is None else bias[:, start:stop]
         self.keys, self._values = tile.keys(start, stop), tile.values(start, stop)
+        self._bias = tile.log_weights(self.keys, start, stop)
         self._absorb(carried)
         if with_queries:
             self.queries = tile.queries(start, stop)
@@ -76,17 +74,14 @@ class Block:
     # Keys and states.
 
     def _absorb(self, carried: Carried) -> None:
-        """Features of the keys, and the states before the chunks."""
-        fmap, weights = self.tile.feature_map, None
-        if fmap.exponential:
-            scores = self._key_scores()  # (n, T, R)
-            by_chunk = self._by_chunk(scores)
+        """Make features of the keys, and the states before the chunks."""
+        weights = None
+        if self.tile.feature_map.exponential:
+            by_chunk = self._by_chunk(self._key_scores())  # (n, m, c, R)
             self.shift = torch.maximum(by_chunk.amax(2).cummax(1).values, carried.shift)  # (n, m, R)
             phi = by_chunk.sub_(self.shift.unsqueeze(2)).exp2_().flatten(1, 2)
         else:
-            self.shift = carried.shift
-            if self._bias is not None:
-                self.shift, weights = self._weights(self._bias, carried.shift)
+            self.shift, weights = self._weights(carried.shift)
             phi = self._features(self.keys, "phi_k")
         self.weights = None if weights is None else self._batch(weights).transpose(1, 2)  # (n m, 1, c)
         self.phi_k = self._batch(phi)
@@ -103,32 +98,28 @@ class Block:
         self.after = Carried(state_after, total_after, self.shift[:, -1:])
 
     def _key_scores(self) -> Tensor:
-        omega = self._omega()
-        if self.tile.operands.kernel.simplex:
-            scores = self._multiply("phi_k", self.keys, omega.transpose(1, 2))
-            spare = torch.empty_like(scores)
-            scores -= log_sum(scores, spare)
+        scores = self._project(self.keys, "phi_k")
+        if self.tile.call.kernel.simplex:
+            spare = self._memory("shares", *scores.shape)
+            scores -= log2_sum(scores, spare).sub_(math.log2(scores.shape[2]))
             self._shares = torch.exp2(scores, out=spare)
-            return scores if self._bias is None else scores.add_(self._bias * LOG2_E)
-        if self._bias is None:
-            return self._multiply("phi_k", self.keys, omega.transpose(1, 2))
-        keys = with_column(self.keys, self._bias * LOG2_E)
-        return self._multiply("phi_k", keys, with_column(omega, 1.0).transpose(1, 2))
+        return scores if self._bias is None else scores.add_(self._bias * LOG2_E)
 
-    def _weights(self, bias: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Shifts (n, m, 1 or 0) and weights (n, T, 1) of keys of a map that is not exponential."""
-        if not shift.shape[2]:  # only padding, no log-weights
-            return shift, (bias == 0).to(bias.dtype)
+    def _weights(self, shift: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return shifts (n, m, 1) and weights (n, T, 1) of keys of a map that is not exponential; None for all 1."""
+        if self._bias is None and self.tile.call.sums is None:
+            return torch.zeros_like(shift).expand(-1, self.num_chunks, 1), None
+        bias = self.tile.new_zeros(self.stop - self.start, 1) if self._bias is None else self._bias
         by_chunk = self._by_chunk(bias)
         shift = torch.maximum(by_chunk.amax(2).cummax(1).values, shift)
         return shift, (by_chunk - shift.unsqueeze(2)).exp_().flatten(1, 2)
 
     def _state_factors(self, before: Tensor) -> Tensor | None:
-        """By how much the state becomes smaller at each chunk, (n, m, 1, R or 1); None where there is no shift."""
-        if not before.shape[2]:
+        """Return by how much the state becomes smaller at each chunk, (n, m, 1, R or 1); None where it does not."""
+        exponential = self.tile.feature_map.exponential
+        if not exponential and self.weights is None:
             return None
         differences = torch.cat([before, self.shift[:, :-1]], dim=1) - self.shift
-        exponential = self.tile.feature_map.exponential
         return (differences.exp2_() if exponential else differences.exp_()).unsqueeze(2)
 
     def _scan(self, use: str, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +163,7 @@ class Block:
 
     def _memory(self, use: str, *shape: int) -> Tensor:
         """Uninitialised memory; the next block overwrites it."""
-        return borrow(f"causal {use}", shape, self.tile.operands.q, self.tile.operands.dtype)
+        return borrow(f"causal {use}", shape, self.tile.call.tokens, self.tile.dtype)
 
     def _multiply(self, use: str, left: Tensor, right: Tensor) -> Tensor:
         """The product of two batches of matrices, in memory that the next block overwrites."""
@@ -184,27 +175,27 @@ class Block:
 
     # Features.
 
-    def _omega(self) -> Tensor:
-        """Frequencies; for scores to base 2 where the map is exponential."""
+    def _project(self, x: Tensor, use: str) -> Tensor:
+        """Return scores (n, T, R), to base 2 where the map is exponential; inputs themselves without frequencies."""
         omega = self.tile.omega
-        assert omega is not None
-        return omega * LOG2_E if self.tile.feature_map.exponential else omega
+        if omega is None:
+            return x.clone()
+        omega = omega * LOG2_E if self.tile.feature_map.exponential else omega
+        return self.tile.project(x, omega, self._memory(use, *x.shape[:2], omega.shape[1]))
 
     def _features(self, x: Tensor, use: str) -> Tensor:
-        """(n, T, F) of a map that is not exponential."""
-        tile = self.tile
-        scores = x.clone() if tile.omega is None else self._multiply("scores", x, self._omega().transpose(1, 2))
-        phi = self._memory(use, *x.shape[:2], tile.operands.num_features)
-        return tile.feature_map.features(scores, phi, dim=-1)
+        """Return those of a map that is not exponential, (n, T, F)."""
+        phi = self._memory(use, *x.shape[:2], self.tile.call.num_features)
+        return self.tile.feature_map.features(self._project(x, "scores"), phi, dim=-1)
 
     def _query_features(self) -> Tensor:
-        """(n, T, F), times the frequencies' weights."""
+        """Return features (n, T, F), times the frequencies' weights."""
         tile = self.tile
         if not tile.feature_map.exponential:
             phi = self._features(self.queries, "phi_q")
             weights = frequency_weights(tile)
             return phi if weights is None else phi.mul_(weights)
-        scores = self._multiply("phi_q", self.queries, self._omega().transpose(1, 2))
+        scores = self._project(self.queries, "phi_q")
         reference = self.shift if tile.frequency_bias is None else self.shift + tile.frequency_bias * LOG2_E
         self._by_chunk(scores).add_(reference.unsqueeze(2))
         if self.query_shift is None:
@@ -235,13 +226,13 @@ class Block:
     # Results.
 
     def _product(self) -> tuple[Tensor, Tensor]:
-        """[numerator, denominator], still modulated, (n m, W, c), and the pairs (n m, c of keys, c of queries)."""
+        """Return [numerator, denominator], still modulated, (n m, W, c), and the pairs (n m, c keys, c queries)."""
         pairs = self._pairs()
         product = self._multiply("product", self.states, self.phi_q.transpose(1, 2))
         return product.baddbmm_(self.modulated, pairs), pairs
 
-    def attend(self) -> tuple[Tensor, Tensor]:
-        """Results (n, T, E) and denominators (n, 1, T), before `floor` adds to them."""
+    def attend(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return results (n, T, E), denominators (n, T) before `floor` adds to them, and log-sums (n, T)."""
         product = demodulate(self._product()[0], self._angle(self.queries))
         denominator = product[:, -1:]
         if self.tile.smoothing is not None:
@@ -250,45 +241,72 @@ class Block:
             denominator = denominator.clone()
             floor.raised(product, totals, smoothing)
         out = product[:, :-1] * reciprocal(product[:, -1:])
-        return self._unbatch(out), self._unbatch(denominator).transpose(1, 2)
+        divisor, scale = self._unbatch(product[:, -1:]), self.query_shift
+        scale = self._by_token(self.shift) if scale is None else scale * LN_2
+        log_sum = log_of(divisor, scale, self.tile.call.kernel.log_normaliser)
+        return self._unbatch(out), self._unbatch(denominator).squeeze(-1), log_sum.squeeze(-1)
+
+    def _by_token(self, x: Tensor) -> Tensor:
+        """(n, m, 1) -> (n, T, 1)."""
+        return x.repeat_interleave(self.chunk, dim=1)
 
     def _smoothing(self) -> Tensor:
-        """(n m, 1, 1)."""
+        """Return (n m, 1, 1)."""
         assert self.tile.smoothing is not None
         return self.tile.smoothing.repeat_interleave(self.num_chunks, dim=0)
 
     def loses(self, denominator: Tensor, carried: Carried) -> Tensor:
-        """Whether terms of a result may have been lost, a bool tensor."""
+        """Return whether terms of a result may have been lost, a bool tensor; denominators (n, T)."""
         if self.tile.feature_map.exponential:
             tiny = denominator < torch.finfo(denominator.dtype).tiny ** 0.5
             dropped = self.tile.dropped(self.start, self.stop)
             if dropped is not None:
-                some_key = (carried.shift[..., :1] > NO_KEY) | (~dropped).cumsum(1).bool()
-                tiny &= some_key.transpose(1, 2)
+                some_key = (carried.shift[..., :1] > NO_KEY / 2) | (~dropped).cumsum(1).bool()
+                tiny &= some_key.squeeze(-1)
             return tiny.any()
-        if self._bias is None or not carried.shift.shape[2]:
+        if self._bias is None:
             return torch.zeros((), dtype=torch.bool, device=denominator.device)
         so_far = self._by_chunk(torch.maximum(self._bias.cummax(1).values, carried.shift))
         # Where there was no key yet, there is nothing to lose.
-        return ((so_far[:, :, -1:] - so_far > MAX_RISE) & (so_far > NO_KEY)).any()
+        return ((so_far[:, :, -1:] - so_far > MAX_RISE) & (so_far > NO_KEY / 2)).any()
 
     # Gradients.
 
     def backward(
-        self, collect: TileGradients, d_out: Tensor, out: Tensor, denominator: Tensor, d_after: Carried
+        self,
+        collect: TileGradients,
+        *,
+        d_out: Tensor | None,
+        d_log_sum: Tensor | None,
+        out: Tensor,
+        denominator: Tensor,
+        d_after: Carried,
     ) -> Carried:
-        """Write the gradients of the block, given that of its results (n, T, E) and of what it carries on; returns
-        that of what was carried into it."""
+        """Write the gradients of the block; return that of what was carried into it.
+
+        Args:
+            collect: Where they go.
+            d_out: Gradient of the results, (n, T, E); None for zero.
+            d_log_sum: Gradient of the log-sums, (n, T); None for zero.
+            out: All results as they were given, (B, H, L, E).
+            denominator: What `attend` gave, (n, T).
+            d_after: Gradient of what the block carries on.
+        """
         query_angle = self._angle(self.queries)
-        denominator, raised = self._batch(denominator.transpose(1, 2)).transpose(1, 2), None
-        divisor = denominator
+        denominator, totals, smoothing = denominator.reshape(-1, 1, self.chunk), self.after.total, None
         if self.tile.smoothing is not None:
             totals, smoothing = self._totals_of_queries(), self._smoothing()
-            divisor = floor.raised_denominator(denominator, totals, smoothing)
-        d_product = weighted_values(self._batch(d_out), reciprocal(divisor))  # (n m, E + 1, c)
-        d_product[:, -1] *= -self._batch((d_out * out).sum(-1, keepdim=True)).squeeze(-1)
-        if self.tile.smoothing is not None:
-            raised = floor.raised_vjp(d_product, denominator, totals, smoothing)
+        # A result that was rounded is made again.
+        rounded = out.dtype != denominator.dtype
+        quotient = self.attend()[0] if rounded else self.tile.chunk(out, self.start, self.stop)
+        d_product, raised = quotient_vjp(
+            denominator,
+            totals,
+            smoothing,
+            self._batch(quotient),
+            None if d_out is None else self._batch(d_out),
+            None if d_log_sum is None else d_log_sum.reshape(-1, self.chunk),
+        )
         d_modulated = modulate(d_product, query_angle)  # (n m, W, c)
 
         product, pairs = (None, self._pairs()) if query_angle is None else self._product()
@@ -301,7 +319,7 @@ class Block:
 
         d_weighted = torch.bmm(d_states, self.phi_k.transpose(1, 2)).baddbmm_(d_modulated, pairs.transpose(1, 2))
         d_values, d_total = demodulate(d_weighted, self.key_angle), d_after.total  # (n m, E + 1, c)
-        if self.tile.smoothing is not None:
+        if smoothing is not None:
             d_totals, d_total = self._smoothing_vjp(collect, d_product, raised, d_total)
             d_values += d_totals
         d_phi_q = self._multiply("d_phi", d_modulated.transpose(1, 2), self.states)
@@ -313,9 +331,10 @@ class Block:
     def _smoothing_vjp(
         self, collect: TileGradients, d_product: Tensor, raised: tuple[Tensor, Tensor] | None, d_after: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of the weighted values (n m, E + 1, c) and of the total before the block, (n, E + 1, 1).
+        """Return the gradients of the weighted values (n m, E + 1, c) and of the total before the block, (n, E + 1, 1).
 
         Args:
+            collect: Where the gradient of the smoothing goes.
             d_product: (n m, E + 1, c).
             raised: What `floor.raised_vjp` gives.
             d_after: Of the total after the block, (n, E + 1, 1).
@@ -338,9 +357,9 @@ class Block:
         return self._multiply("pairs", self.phi_k, self.phi_q.transpose(1, 2)).triu_()
 
     def _d_scores(self, phi: Tensor, d_phi: Tensor) -> Tensor:
-        """(n m, c, F) both -> the gradient of the scores, (n, R, T)."""
+        """Return the gradient of the scores (n, T, R) of features and their gradient, (n m, c, F) both."""
         d_scores = self.tile.feature_map.vjp(phi, d_phi, dim=-1)
-        return d_scores.reshape(-1, self.stop - self.start, d_scores.shape[-1]).transpose(1, 2)
+        return d_scores.reshape(-1, self.stop - self.start, d_scores.shape[-1])
 
     def _store_queries(self, collect: TileGradients, d_phi: Tensor, d_angle: Tensor | None) -> None:
         tile, exponential = self.tile, self.tile.feature_map.exponential
@@ -350,27 +369,25 @@ class Block:
             collect.frequency_bias += by_part.sum(1, keepdim=True)
         d_scores = self._d_scores(self.phi_q, d_phi)
         if collect.frequency_bias is not None and exponential:
-            collect.frequency_bias += d_scores.sum(2).unsqueeze(1)
-        store(collect, "q", self.queries, d_scores, d_angle, self.start, self.stop)
+            collect.frequency_bias += d_scores.sum(1, keepdim=True)
+        collect.store_inputs("q", self.start, self.stop, self.queries, d_scores, d_angle=d_angle)
 
     def _store_keys(self, collect: TileGradients, d_phi: Tensor, d_values: Tensor, d_weighted: Tensor) -> None:
-        d_angle = None
-        if self.key_angle is not None:
-            turns = (self.values * turned(d_weighted, self.key_angle)).sum(1, keepdim=True)
-            d_angle = self._unbatch(turns).transpose(1, 2)
+        tile, d_angle = self.tile, None
         d_scores = self._d_scores(self.phi_k, d_phi)
-        if self.tile.feature_map.exponential:
-            by_key = d_scores.sum(1, keepdim=True)  # (n, 1, T)
-            if self._shares is not None:
-                d_scores = torch.addcmul(d_scores, self._shares.transpose(1, 2), by_key, value=-1)
+        if tile.feature_map.exponential:
+            store_keys(collect, self.keys, d_scores, self._shares, self.start, self.stop)
         else:
-            by_key = self._unbatch((d_values * self.values).sum(1, keepdim=True)).transpose(1, 2)
-        if collect.key_bias is not None:
-            collect.key_bias[:, self.start : self.stop] = by_key.transpose(1, 2)
-        store(collect, "k", self.keys, d_scores, d_angle, self.start, self.stop)
+            if self.key_angle is not None:
+                turns = (self.values * turned(d_weighted, self.key_angle)).sum(1, keepdim=True)
+                d_angle = self._unbatch(turns).transpose(1, 2)
+            if collect.key_bias is not None:
+                by_key = self._unbatch((d_values * self.values).sum(1, keepdim=True))
+                tile.add_to_keys(collect.key_bias, by_key, self.start, self.stop)
+            collect.store_inputs("k", self.start, self.stop, self.keys, d_scores, d_angle=d_angle)
         d_kept = d_values[:, :-1] if self.weights is None else d_values[:, :-1] * self.weights
         d_kept = self._unbatch(d_kept)
-        dropped = self.tile.dropped(self.start, self.stop)
+        dropped = tile.dropped(self.start, self.stop)
         if dropped is not None:
             d_kept = d_kept.masked_fill_(dropped, 0)  # padding gets exactly 0
         collect.write("v", self.start, self.stop, d_kept)

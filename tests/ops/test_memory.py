@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from klformer.ops.spectral_product import spectral_product
-from klformer.ops.spectral_product.chunked import workspace
+from klformer.ops.spectral_product.chunked import memory
 
 
 @pytest.fixture(autouse=True)
-def kept_memory():
+def kept_blocks():
     """Tests have torch fill what is uninitialised, in which case nothing is kept; here it is."""
     torch.use_deterministic_algorithms(False)
-    workspace._kept.blocks.clear()
+    memory._kept.blocks.clear()
     yield
-    workspace._kept.blocks.clear()
+    memory._kept.blocks.clear()
     torch.use_deterministic_algorithms(True)
 
 
@@ -38,8 +38,8 @@ CALLS = [(feature_map, causal) for feature_map in ("prf", "rks") for causal in (
 @pytest.mark.parametrize(("feature_map", "causal"), CALLS)
 def test_what_memory_holds_does_not_matter(feature_map, causal):
     wanted = results(feature_map, causal)
-    assert workspace._kept.blocks
-    for block, _ in workspace._kept.blocks.values():
+    assert memory._kept.blocks
+    for block, _ in memory._kept.blocks.values():
         block.fill_(torch.nan)
     results(feature_map, causal, length=77, seed=1)
     assert_equal(results(feature_map, causal), wanted)
@@ -47,10 +47,10 @@ def test_what_memory_holds_does_not_matter(feature_map, causal):
 
 def test_memory_is_made_once():
     results("rks", True)
-    blocks = {use: block.data_ptr() for use, (block, _) in workspace._kept.blocks.items()}
+    blocks = {use: block.data_ptr() for use, (block, _) in memory._kept.blocks.items()}
     results("rks", True, seed=1)
     results("rks", True, length=100)
-    assert {use: block.data_ptr() for use, (block, _) in workspace._kept.blocks.items()} == blocks
+    assert {use: block.data_ptr() for use, (block, _) in memory._kept.blocks.items()} == blocks
 
 
 def test_memory_made_in_inference_mode_serves_training():
@@ -61,9 +61,9 @@ def test_memory_made_in_inference_mode_serves_training():
 
 
 def test_large_blocks_are_not_kept(monkeypatch):
-    monkeypatch.setattr(workspace, "MAX_KEPT_BYTES", 1000)
+    monkeypatch.setattr(memory, "MAX_KEPT_BYTES", 1000)
     wanted = results("prf", True)
-    assert all(block.numel() * block.element_size() <= 1000 for block, _ in workspace._kept.blocks.values())
+    assert all(block.numel() * block.element_size() <= 1000 for block, _ in memory._kept.blocks.values())
     monkeypatch.undo()
     assert_equal(results("prf", True), wanted)
 

@@ -1,0 +1,235 @@
+"""Absorb, read and causal: every way to take attention apart gives the whole, with log-sums and gradients."""
+
+import random
+import threading
+
+import pytest
+import torch
+from support import relative_error
+
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import KernelState, SpectralKernel, absorb, attend, causal, kept_keys, read
+from klformer.ops.spectral_product.decoding import DecodingState
+from klformer.ops.spectral_product.parts import PartProduct, Parts
+
+BATCH, HEADS, LENGTH, DIM, VALUES, FREQUENCIES = 2, 3, 23, 5, 4, 9
+#: Kernels by name: map, and what they have besides frequencies.
+KERNELS = {
+    "rks": ("rks", {"smoothing": 0.05}),
+    "rks paired": ("rks", {"smoothing": 0.05, "paired": True}),
+    "prf": ("prf", {"norm_coefficient": 0.3}),
+    "prf simplex": ("prf", {"simplex": True}),
+    "elu": ("elu", {}),
+}
+BACKENDS = ("chunked", "flash_cpu", "plain", "reference")
+
+
+class Problem:
+    """A kernel and sequences; all of their tensors want gradients."""
+
+    def __init__(self, name, dtype, *, seed):
+        feature_map, options = KERNELS[name]
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+        self.qkv = [normal(BATCH, HEADS, LENGTH, size) for size in (DIM, DIM, VALUES)]
+        self.key_bias = normal(BATCH, 1, LENGTH)
+        self.key_mask = torch.rand(BATCH, LENGTH, generator=generator) > 0.2
+        self.key_mask[:, 0] = True  # every query sees a key, also where it is causal
+        given = {"norm_coefficient": options.get("norm_coefficient", 0.0), "simplex": options.get("simplex", False)}
+        if feature_map != "elu":
+            given |= {"omega": normal(HEADS, FREQUENCIES, DIM), "frequency_bias": normal(1, FREQUENCIES)}
+        if options.get("paired"):
+            given["pair_offset"] = normal(1, DIM)
+        if "smoothing" in options:
+            given["smoothing"] = torch.full((HEADS,), options["smoothing"], dtype=dtype, requires_grad=True)
+        self.kernel = SpectralKernel(FEATURE_MAPS[feature_map], **given)
+        self.inputs = [*self.qkv, self.key_bias, *self.kernel.tensors().values()]
+        self.d_out = normal(BATCH, HEADS, LENGTH, VALUES).detach()
+        self.d_log_sum = normal(BATCH, HEADS, LENGTH).detach()
+        self.random = random.Random(seed)
+
+    def whole(self, backend, *, is_causal=False):
+        options = {"causal": is_causal, "backend": backend}
+        mask = kept_keys(self.key_mask, self.key_bias)
+        return attend(self.kernel, *self.qkv, key_mask=mask, key_bias=self.key_bias, **options)
+
+    def keys(self, here):
+        _, k, v = self.qkv
+        return (k[:, :, here], v[:, :, here]), {
+            "key_mask": self.key_mask[:, here],
+            "key_bias": self.key_bias[:, :, here],
+        }
+
+    def queries(self, here):
+        return self.qkv[0][:, :, here]
+
+    def pieces(self):
+        """Cuts at random places; some pieces may be empty."""
+        ends = sorted(self.random.choices(range(LENGTH + 1), k=3))
+        return [slice(start, stop) for start, stop in zip([0, *ends], [*ends, LENGTH], strict=True)]
+
+    def gradients(self, out, log_sum):
+        loss = (out * self.d_out).sum() + (log_sum * self.d_log_sum).sum()
+        return torch.autograd.grad(loss, self.inputs, retain_graph=True)
+
+
+def in_pieces(problem, backend):
+    """Absorbed in random pieces, merged in random order, read in random pieces."""
+    states = []
+    for here in problem.pieces():
+        keys, weights = problem.keys(here)
+        states.append(absorb(problem.kernel, *keys, **weights, backend=backend))
+    problem.random.shuffle(states)
+    state = KernelState.merge(*states)
+    results = [read(problem.kernel, problem.queries(here), state, backend=backend) for here in problem.pieces()]
+    return [torch.cat(parts, 2) for parts in zip(*results, strict=True)]
+
+
+def causal_in_pieces(problem, backend):
+    results, state = [], None
+    for here in problem.pieces():
+        keys, weights = problem.keys(here)
+        *result, state = causal(problem.kernel, problem.queries(here), *keys, state=state, **weights, backend=backend)
+        results.append(result)
+    return [torch.cat(parts, 2) for parts in zip(*results, strict=True)], state
+
+
+class Together(Parts):
+    """Two parts in two threads of one process: gradients find their way by themselves."""
+
+    count = 2
+
+    def __init__(self, index, board, barrier):
+        self.index, self._board, self._barrier = index, board, barrier
+
+    def _everybodys(self, x):
+        self._board[self.index] = x
+        self._barrier.wait()
+        found = list(self._board)
+        self._barrier.wait()
+        return found
+
+    def largest(self, x):
+        return torch.maximum(*self._everybodys(x.detach()))
+
+    def gather(self, x):
+        return torch.stack(self._everybodys(x.detach()))
+
+    def begin_sum(self, x):
+        found = self._everybodys(x)
+        return lambda: found[0] + found[1]
+
+    def begin_combination(self, x, factors, of_others):
+        found = self._everybodys(x)
+        return lambda: sum(factor * part for factor, part in zip(factors, found, strict=True))
+
+
+def on_two_ranks(problem, backend, is_causal):
+    barrier, board, results = threading.Barrier(2, timeout=60), [None, None], [None, None]
+    parts = [slice(0, 9), slice(9, LENGTH)]
+
+    def work(index):
+        (k, v), weights = problem.keys(parts[index])
+        mask = kept_keys(weights["key_mask"], weights["key_bias"])
+        options = {"causal": is_causal, "parts": Together(index, board, barrier), "backend": backend}
+        product = PartProduct(problem.kernel, k, v, key_mask=mask, key_bias=weights["key_bias"], **options)
+        results[index] = product.read(problem.queries(parts[index]))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return torch.cat(results, 2)
+
+
+def check(problem, found, wanted, *, exact):
+    """Outputs, log-sums and all gradients."""
+    pairs = [*zip(found, wanted, strict=True)]
+    pairs += zip(problem.gradients(*found), problem.gradients(*wanted), strict=True)
+    for number, (x, y) in enumerate(pairs):
+        if exact:
+            torch.testing.assert_close(x, y, atol=1e-10, rtol=1e-10)
+        else:
+            assert relative_error(x, y) < (1e-5 if number < 2 else 2e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_parts_are_the_whole(backend, name, dtype, seed):
+    if backend == "flash_cpu" and not name.startswith("prf"):
+        pytest.skip("flash is for exponential maps")
+    problem, exact = Problem(name, dtype, seed=seed), dtype == torch.float64
+    oracle = Problem(name, torch.float64, seed=seed)
+    whole, wanted = problem.whole(backend), oracle.whole("reference")
+    check(problem, in_pieces(problem, backend), whole, exact=exact)
+    for x, y in zip([*whole, *problem.gradients(*whole)], [*wanted, *oracle.gradients(*wanted)], strict=True):
+        assert relative_error(x, y) < (1e-10 if exact else 2e-4)
+    zeros = torch.zeros_like(whole[1])
+    check(problem, [on_two_ranks(problem, backend, False), zeros + whole[1]], whole, exact=exact)
+    if backend == "flash_cpu":
+        return  # it has no causal form
+    whole = problem.whole(backend, is_causal=True)
+    (found, state), wanted = causal_in_pieces(problem, backend), oracle.whole("reference", is_causal=True)
+    check(problem, found, whole, exact=exact)
+    assert relative_error(whole[0], wanted[0]) < (1e-10 if exact else 1e-5)
+    check(problem, read(problem.kernel, problem.qkv[0], state, backend=backend), problem.whole(backend), exact=exact)
+    check(problem, [on_two_ranks(problem, backend, True), zeros + whole[1]], whole, exact=exact)
+    sizes = {"batch_size": BATCH, "num_heads": HEADS, "value_dim": VALUES}
+    decoding = DecodingState(KernelState.empty(problem.kernel, like=problem.qkv[0], **sizes))
+    steps = []
+    for here in (slice(t, t + 1) for t in range(LENGTH)):
+        (k, v), weights = problem.keys(here)
+        if weights["key_mask"].all():
+            steps.append(decoding.step(problem.queries(here), k, v, weights["key_bias"], backend=backend))
+        else:
+            steps.append(decoding.absorb(k, v, **weights, backend=backend).read(problem.queries(here)))
+    assert relative_error(torch.cat(steps, 2), whole[0]) < (1e-10 if exact else 1e-5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_memory_that_is_read_twice_gets_both_gradients(name, tmp_path):
+    problem = Problem(name, torch.float64, seed=0)
+    (k, v), weights = problem.keys(slice(None))
+    state = absorb(problem.kernel, k, v, **weights)
+    first, second = (read(problem.kernel, q, state)[0] for q in (problem.qkv[0], 2 * problem.qkv[0]))
+    found = torch.autograd.grad((first + second).sum(), problem.inputs)
+    expected = torch.zeros(())
+    for factor in (1, 2):
+        qkv = [factor * problem.qkv[0], k, v]
+        mask = kept_keys(weights["key_mask"], weights["key_bias"])
+        expected = expected + attend(problem.kernel, *qkv, key_mask=mask, key_bias=weights["key_bias"])[0].sum()
+    for x, y in zip(found, torch.autograd.grad(expected, problem.inputs), strict=True):
+        torch.testing.assert_close(x, y, atol=1e-10, rtol=1e-10)
+    # A state of a file is tensors that may want gradients, too; and a weight that is learned gets one.
+    state.save(tmp_path / "state.safetensors")
+    loaded = KernelState.load(tmp_path / "state.safetensors")
+    values, log_weight = loaded.sums.values.requires_grad_(), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    both = KernelState.merge(loaded.weigh(log_weight), loaded)
+    out = read(loaded.kernel, problem.qkv[0], both)[0]
+    assert all(
+        x.abs().sum() > 0 for x in torch.autograd.grad(out.square().sum(), [values, problem.qkv[0]], retain_graph=True)
+    )
+    doubled = read(loaded.kernel, problem.qkv[0], both)[1]
+    (slope,) = torch.autograd.grad(doubled.sum(), log_weight)
+    share = torch.tensor(0.5).exp() / (1 + torch.tensor(0.5).exp())
+    torch.testing.assert_close(slope, share.double() * doubled.numel())
+
+
+def test_states_of_other_kernels_are_refused():
+    problem, other = Problem("prf", torch.float64, seed=0), Problem("prf", torch.float64, seed=1)
+    (k, v), weights = problem.keys(slice(None))
+    state = absorb(problem.kernel, k, v, **weights)
+    with pytest.raises(ValueError, match="the state is of another kernel, or of another draw of its noise"):
+        read(other.kernel, problem.qkv[0], state)
+    with pytest.raises(ValueError, match="the state is of another kernel"):
+        causal(other.kernel, *problem.qkv, state=state)
+    with torch.no_grad():
+        problem.kernel.omega.add_(0)
+    with pytest.raises(ValueError, match="were changed after it had absorbed its keys"):
+        state.read(problem.qkv[0])
