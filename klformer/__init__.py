@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from klformer.kernels import SpectralDistribution
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
     from klformer.noise import resample, without_noise
+    from klformer.ops.near import merge_results, near_attention
     from klformer.ops.spectral_product import (
         Backend,
         KernelState,
@@ -61,6 +62,8 @@ __all__ = [
     "causal",
     "convert",
     "load_converted",
+    "merge_results",
+    "near_attention",
     "read",
     "record_backends",
     "register_attention",
@@ -96,6 +99,8 @@ _HOMES = {
     "causal": "klformer.ops.spectral_product",
     "convert": "klformer.conversion",
     "load_converted": "klformer.conversion",
+    "merge_results": "klformer.ops.near",
+    "near_attention": "klformer.ops.near",
     "read": "klformer.ops.spectral_product",
     "record_backends": "klformer.ops.spectral_product",
     "register_attention": "klformer.attention",

@@ -139,7 +139,7 @@ class AttentionMechanism(nn.Module, ABC):
     #: Sequences can be decoded step by step with a state.
     supports_decoding: ClassVar[bool] = True
     #: Keys may come from another sequence than queries.
-    supports_cross: ClassVar[bool] = True
+    supports_cross: bool = True
     #: Keys may have log-weights.
     supports_key_bias: ClassVar[bool] = False
     #: How the time grows with the length L.
@@ -150,7 +150,7 @@ class AttentionMechanism(nn.Module, ABC):
     uses_queries: bool = True
     uses_keys: bool = True
     #: A sequence may be in parts, each with another process: `begin` and `finish` are there.
-    supports_parts: ClassVar[bool] = False
+    supports_parts: bool = False
     #: Those who have the parts, if it is; `klformer.distributed.sequence_parallel` says so.
     parts: Parts | None = None
 

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from klformer.attention.base import AttentionSizes
 from klformer.attention.registry import register_attention
-from klformer.attention.spectral import SpectralAttention
+from klformer.attention.spectral import NEAR_GAIN, SpectralAttention
 from klformer.checks import check_choice, check_count
 from klformer.errors import ArgumentError
 from klformer.kernels.coupling import orthogonal_rows
@@ -29,10 +29,20 @@ class HedgehogAttention(SpectralAttention):
         num_frequencies: Features R, an even number: R / 2 rows of W and their negatives. W starts as the identity,
             followed by orthogonal rows if R is more than 2 D. Hedgehog has R = 2 D.
         backend: Who computes its products: "auto", or a name as in `klformer.spectral_product`.
+        window: Keys on each side of a query that it sees exactly besides.
+        near_gain: Where the log-gain of these starts.
     """
 
-    def __init__(self, sizes: AttentionSizes, *, num_frequencies: int = 128, backend: str = "auto") -> None:
-        super().__init__(sizes)
+    def __init__(
+        self,
+        sizes: AttentionSizes,
+        *,
+        num_frequencies: int = 128,
+        backend: str = "auto",
+        window: int = 0,
+        near_gain: float = NEAR_GAIN,
+    ) -> None:
+        super().__init__(sizes, window=window, near_gain=near_gain)
         check_count("num_frequencies", num_frequencies, minimum=2)
         if num_frequencies % 2:
             raise ArgumentError(f"num_frequencies must be even, for pairs of features, got {num_frequencies}")

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism, AttentionSizes
 from klformer.attention.registry import ATTENTIONS, AttentionEntry, keyword_options
-from klformer.attention.spectral import SpectralAttention
+from klformer.attention.spectral import NEAR_GAIN, SpectralAttention
 from klformer.checks import check_choice
-from klformer.errors import ArgumentTypeError
+from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.kernels import SPECTRA, GaussianSpectrum, Kernel, SpectralDistribution
 from klformer.kernels.kernel import Role
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel
 
-#: Options of every kernel, of every one with frequencies, and of those whose distribution is learned.
+#: Options of every attention with a kernel, of every kernel, of every one with frequencies, and of those whose
+#: distribution is learned.
+WINDOW_OPTIONS: Mapping[str, Any] = {"window": 0, "near_gain": NEAR_GAIN}
 KERNEL_OPTIONS: Mapping[str, Any] = {"backend": "auto"}
 FREQUENCY_OPTIONS: Mapping[str, Any] = {"learn_temperature": False, "redraw": True}
 LEARNED_OPTIONS: Mapping[str, Any] = {"frozen": False}
@@ -34,6 +36,11 @@ class KernelizedAttention(SpectralAttention):
     Args:
         sizes: Heads, and sizes of queries and values.
         kernel: Made for the same number and size of heads.
+        window: Keys on each side of a query that it sees exactly besides, of a kernel with positive features only.
+        near_gain: Where the log-gain of these starts.
+
+    Raises:
+        ArgumentError: a window beside a kernel that may be negative.
 
     Examples:
         >>> import torch, klformer
@@ -42,8 +49,13 @@ class KernelizedAttention(SpectralAttention):
         ('KernelizedAttention', 'Kernel')
     """
 
-    def __init__(self, sizes: AttentionSizes, kernel: Kernel) -> None:
-        super().__init__(sizes)
+    def __init__(self, sizes: AttentionSizes, kernel: Kernel, *, window: int = 0, near_gain: float = NEAR_GAIN) -> None:
+        super().__init__(sizes, window=window, near_gain=near_gain)
+        if window and not kernel.feature_map.positive:
+            raise ArgumentError(
+                f"window must be 0 for feature_map {kernel.feature_map.name!r}, got {window}: its estimates may be "
+                "negative, and have no logarithm to be merged by; 'prf' has one"
+            )
         self.kernel = kernel
 
     @property
@@ -57,6 +69,9 @@ class KernelizedAttention(SpectralAttention):
         self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None
     ) -> Tensor | None:
         return self.kernel.log_weights(present, k, key_mask, key_bias)
+
+    def query_log_weights(self, present: SpectralKernel, q: Tensor) -> Tensor | None:
+        return self.kernel.query_log_weights(present, q)
 
     def features(self, x: Tensor, role: Role) -> Tensor:
         check_choice("role", role, ("query", "key"))
@@ -116,7 +131,7 @@ def _register_kernel(
         own_defaults = spectrum.defaults_by_map.get(feature_map, {}) | own_defaults
     if learned:
         kernel_options |= LEARNED_OPTIONS
-    options = spectrum_options | kernel_options | own_defaults
+    options = spectrum_options | kernel_options | own_defaults | dict(WINDOW_OPTIONS)
 
     def build(sizes: AttentionSizes, **chosen: Any) -> AttentionMechanism:
         values = options | chosen
@@ -129,7 +144,8 @@ def _register_kernel(
         is_default = of_kernel.get("norm_coefficient") == options.get("norm_coefficient")
         if of_kernel.get("envelope", "gaussian") != "gaussian" and is_default:
             del of_kernel["norm_coefficient"]
-        return KernelizedAttention(sizes, Kernel(feature_map, made, **of_kernel))
+        of_window = {key: values[key] for key in WINDOW_OPTIONS}
+        return KernelizedAttention(sizes, Kernel(feature_map, made, **of_kernel), **of_window)
 
     ATTENTIONS.add(name, AttentionEntry(build, KernelizedAttention, options, summary))
 

@@ -2,25 +2,50 @@
 
 A subclass says what the kernel is at present (`present`), and how queries, keys and their weights go into it. States
 know the kernel that they were absorbed with: those of another attention, or of another draw of the noise, are refused.
+
+Near and far. With a window w, a query sees the keys at a distance of at most w exactly besides, and both results are
+merged by their log-sums:
+
+    weight of key j for query i  =  kappa(q_i, k_j) + [|i - j| <= w] exp(g + t q_i.k_j / sqrt D)
+
+g is a log-gain of the near part and t its temperature, a head its own, both learned. Linear in the length.
 """
 
+import math
 from abc import abstractmethod
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from klformer.attention.base import AttentionMechanism
+from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities
+from klformer.checks import check_count, check_number
 from klformer.errors import ArgumentError
+from klformer.ops.near import merge_results, near_attention
 from klformer.ops.shapes import check_key_bias
-from klformer.ops.spectral_product import SpectralKernel, absorb, attend, causal, kept_keys
+from klformer.ops.spectral_product import SpectralKernel, absorb, attend, causal, kept_keys, read
 from klformer.ops.spectral_product.decoding import DecodingState
+from klformer.ops.spectral_product.operands import NO_KEY
 from klformer.ops.spectral_product.parts import PartProduct
 from klformer.ops.spectral_product.state import KernelState
+
+#: Where the log-gain of the near part starts from scratch: a model that looks at its neighbours first learns later what
+#: is far.
+NEAR_GAIN = -4.0
 
 
 class SpectralAttention(AttentionMechanism):
     """Attention with a kernel of finitely many features, linear in the length.
+
+    Args:
+        sizes: Heads, and sizes of queries and values.
+        window: Keys w on each side that a query sees exactly, besides the kernel; none if 0.
+        near_gain: Where the log-gain of the near part starts: low where a model is trained from scratch, 0 where it is
+            to take the place of softmax.
+
+    Raises:
+        ArgumentError: the window is no whole number of at least 0.
 
     Examples:
         >>> import torch, klformer
@@ -37,6 +62,22 @@ class SpectralAttention(AttentionMechanism):
 
     supports_key_bias = True
     supports_parts = True
+
+    def __init__(self, sizes: AttentionSizes, *, window: int = 0, near_gain: float = NEAR_GAIN) -> None:
+        super().__init__(sizes)
+        check_count("window", window, minimum=0)
+        check_number("near_gain", near_gain, minimum=-math.inf)
+        self.window = window
+        if window:
+            self.supports_cross = self.supports_parts = False
+            #: (H,): the log-gain g of the near part, and the logarithm of its temperature t.
+            self.near_log_gain = nn.Parameter(torch.full((sizes.num_heads,), float(near_gain)))
+            self.near_log_temperature = nn.Parameter(torch.zeros(sizes.num_heads))
+
+    @classmethod
+    def capabilities(cls, **options: Any) -> Capabilities:
+        found = super().capabilities(**options)
+        return replace(found, cross=False) if options.get("window") else found
 
     @property
     def backend(self) -> str:
@@ -89,6 +130,18 @@ class SpectralAttention(AttentionMechanism):
         """
         return k
 
+    def query_log_weights(self, present: SpectralKernel, q: Tensor) -> Tensor | None:
+        """Return the envelope of queries, which counts beside near keys.
+
+        Args:
+            present: What `present` gives.
+            q: Queries (B, H, L, D).
+
+        Returns:
+            (B, H, L); None for 0.
+        """
+        return None
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         return self._attend(q, k, v, key_mask, None, causal)
 
@@ -105,7 +158,25 @@ class SpectralAttention(AttentionMechanism):
         present, mask = self.present(), kept_keys(key_mask, key_bias)
         bias = self.key_bias(present, k, mask, key_bias)
         operands, who = (self.as_query(q), self.as_key(k), v), self.backend
-        return attend(present, *operands, key_mask=mask, key_bias=bias, causal=causal, backend=who)[0]
+        far = attend(present, *operands, key_mask=mask, key_bias=bias, causal=causal, backend=who)
+        if not self.window:
+            return far[0]
+        near = near_attention(
+            self._near(q), k, v, window=self.window, key_mask=key_mask, key_bias=key_bias, causal=causal
+        )
+        return self._merged(present, q, far, near)
+
+    def _near(self, q: Tensor) -> Tensor:
+        """Return queries as the near part takes them."""
+        return q * (self.near_log_temperature.exp() * self.head_dim**-0.5).to(q.dtype)[:, None, None]
+
+    def _merged(
+        self, present: SpectralKernel, q: Tensor, far: tuple[Tensor, Tensor], near: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the result (B, H, L, E) of both parts."""
+        weights = self.query_log_weights(present, q)
+        far_log_sum = far[1] if weights is None else far[1] + weights
+        return merge_results((far[0], far_log_sum), (near[0], near[1] + self.near_log_gain[:, None]))[0]
 
     def begin(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
@@ -124,7 +195,8 @@ class SpectralAttention(AttentionMechanism):
     ) -> KernelState:
         """Return the state of keys and values with the present frequencies.
 
-        It can be read from, merged and written to a file; the kernel's envelope is in it. Gradients flow through it.
+        It can be read from, merged and written to a file; the kernel's envelope is in it, a window is not. Gradients
+        flow through it.
 
         Args:
             k: Keys (B, H, S, D).
@@ -149,24 +221,33 @@ class SpectralAttention(AttentionMechanism):
         bias = self.key_bias(present, k, kept_keys(key_mask, key_bias), key_bias)
         return self._of_here(absorb(present, self.as_key(k), v, key_mask=key_mask, key_bias=bias, backend=self.backend))
 
-    def initial_state(self, batch_size: int) -> KernelState:
+    def initial_state(self, batch_size: int) -> "KernelState | NearState":
+        far = self._of_here(self._empty(batch_size))
+        return NearState(far, *self._no_neighbours(batch_size)) if self.window else far
+
+    def prepare_decoding(self, batch_size: int) -> "KernelState | NearState":
+        far = self._of_here(DecodingState(self._empty(batch_size)))
+        return NearState(far, *self._no_neighbours(batch_size)) if self.window else far
+
+    def _empty(self, batch_size: int) -> KernelState:
         present = self.present().copy()
         like = self.as_key(self._anchor.new_empty(1, 1, 0, self.head_dim))
         sizes = {"batch_size": batch_size, "num_heads": self.num_heads, "value_dim": self.value_dim}
-        return self._of_here(KernelState.empty(present, like=like, **sizes))
+        return KernelState.empty(present, like=like, **sizes)
 
-    def prepare_decoding(self, batch_size: int) -> KernelState:
-        return self._of_here(DecodingState(self.initial_state(batch_size)))
+    def _no_neighbours(self, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        rows, held = (batch_size, self.num_heads, self.window + 1), self._anchor.new_zeros
+        return held(*rows, self.head_dim), held(*rows, self.value_dim), held(*rows).fill_(-torch.inf)
 
     def absorb(
         self,
-        state: KernelState,
+        state: "KernelState | NearState",
         k: Tensor,
         v: Tensor,
         *,
         key_mask: Tensor | None = None,
         key_bias: Tensor | None = None,
-    ) -> KernelState:
+    ) -> "KernelState | NearState":
         """Return the state after more keys and values.
 
         Args:
@@ -180,54 +261,82 @@ class SpectralAttention(AttentionMechanism):
             ArgumentError: shapes do not fit the attention, each other, or the state; or the state is of another kernel.
         """
         self._check_operands(k, k, v, key_mask, causal=False)
-        self._check_state(state)
-        bias = self.key_bias(state.kernel, k, kept_keys(key_mask, key_bias), key_bias)
-        return self._of_here(state.absorb(self.as_key(k), v, key_mask=key_mask, key_bias=bias, backend=self.backend))
+        far = self._far(state)
+        bias = self.key_bias(far.kernel, k, kept_keys(key_mask, key_bias), key_bias)
+        after = self._of_here(far.absorb(self.as_key(k), v, key_mask=key_mask, key_bias=bias, backend=self.backend))
+        return state.after(after, k, v, key_mask, key_bias) if isinstance(state, NearState) else after
 
-    def read(self, state: KernelState, q: Tensor) -> Tensor:
+    def read(self, state: "KernelState | NearState", q: Tensor) -> Tensor:
         self._check_heads("q", q)
-        self._check_state(state)
-        return state.read(self.as_query(q), backend=self.backend)
+        far = self._far(state)
+        result = read(far.kernel, self.as_query(q), far, backend=self.backend)
+        if not isinstance(state, NearState):
+            return result[0]
+        if q.shape[2] != 1:
+            raise ArgumentError(
+                f"with a window a state is read by the last token that it has absorbed, got {q.shape[2]} queries; "
+                "extend reads and absorbs several, and a memory is for attention without a window"
+            )
+        return self._merged(far.kernel, q, result, state.near(self._near(q)))
 
-    def merge(self, first: KernelState, second: KernelState) -> KernelState:
-        self._check_state(first)
-        return self._of_here(KernelState.merge(first, second))
+    def merge(self, first: "KernelState | NearState", second: "KernelState | NearState") -> "KernelState | NearState":
+        merged = self._of_here(KernelState.merge(self._far(first), self._far(second)))
+        # Neighbours of different documents do not mix: the next token's are those of the second.
+        return replace(second, far=merged) if isinstance(second, NearState) else merged
 
     def extend(
-        self, state: KernelState, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None
-    ) -> tuple[Tensor, KernelState]:
+        self, state: "KernelState | NearState", q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None
+    ) -> "tuple[Tensor, KernelState | NearState]":
         self._check_operands(q, k, v, key_mask, causal=True)
-        self._check_state(state)
-        bias = self.key_bias(state.kernel, k, kept_keys(key_mask, None), None)
+        far = self._far(state)
+        bias = self.key_bias(far.kernel, k, kept_keys(key_mask, None), None)
         operands, who = (self.as_query(q), self.as_key(k), v), self.backend
-        out, _, after = causal(state.kernel, *operands, state=state, key_mask=key_mask, key_bias=bias, backend=who)
-        return out, self._of_here(DecodingState(after) if isinstance(state, DecodingState) else after)
+        out, log_sum, after = causal(far.kernel, *operands, state=far, key_mask=key_mask, key_bias=bias, backend=who)
+        after = self._of_here(DecodingState(after) if isinstance(far, DecodingState) else after)
+        if not isinstance(state, NearState):
+            return out, after
+        keys, values, biases = state.followed_by(k, v, key_mask, None)
+        near = near_attention(
+            self._near(q), keys, values, window=self.window, key_bias=biases, causal=True, before=state.k.shape[2]
+        )
+        out = self._merged(far.kernel, q, (out, log_sum), near)
+        return out, state.after(after, k, v, key_mask, None)
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KernelState) -> tuple[Tensor, KernelState]:
-        self._check_state(state)
-        if not isinstance(state, DecodingState):
-            if torch.is_grad_enabled():
-                return self.extend(state, q_t, k_t, v_t)
-            out, own = self._step(q_t, k_t, v_t, self._of_here(DecodingState(state)))
-            return out, self._of_here(KernelState(state.kernel, own.sums))
-        bias = self.key_bias(state.kernel, k_t, None, None)
-        return state.step(self.as_query(q_t), self.as_key(k_t), v_t, bias, backend=self.backend), state
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: "KernelState | NearState"
+    ) -> "tuple[Tensor, KernelState | NearState]":
+        far = self._far(state)
+        if torch.is_grad_enabled() and not isinstance(far, DecodingState):
+            return self.extend(state, q_t, k_t, v_t)
+        own = far if isinstance(far, DecodingState) else DecodingState(far)
+        bias = self.key_bias(far.kernel, k_t, None, None)
+        q, k, who = self.as_query(q_t), self.as_key(k_t), self.backend
+        result = own.step(q, k, v_t, bias, backend=who)
+        after = far if own is far else self._of_here(KernelState(far.kernel, own.sums))
+        if not isinstance(state, NearState):
+            return result[0], after
+        state = state.after(after, k_t, v_t, None, None)
+        return self._merged(far.kernel, q_t, result, state.near(self._near(q_t))), state
+
+    def _far(self, state: "KernelState | NearState") -> KernelState:
+        """Return the kernel's part of a state; raise ArgumentError unless it is of this attention as it is now."""
+        far = state.far if isinstance(state, NearState) else state
+        if isinstance(state, NearState) != (self.window > 0):
+            raise ArgumentError("the state is of an attention with another window")
+        stamp = self._stamp()
+        if far.made_by != stamp and not torch.compiler.is_compiling():
+            if not far.kernel.same_as(self.present()):
+                raise ArgumentError(
+                    "the state is of another attention, or of another draw of its noise, or of parameters that have "
+                    "changed since: absorb again"
+                )
+            far.made_by = stamp
+        return far
 
     def _of_here(self, state: KernelState) -> KernelState:
         """Return a state, and remember that it is of this attention as it is now."""
         state.made_by = self._stamp()
         return state
-
-    def _check_state(self, state: KernelState) -> None:
-        """Raise ArgumentError unless a state is of this attention and of the present draw."""
-        stamp = self._stamp()
-        if state.made_by != stamp and not torch.compiler.is_compiling():
-            if not state.kernel.same_as(self.present()):
-                raise ArgumentError(
-                    "the state is of another attention, or of another draw of its noise, or of parameters that have "
-                    "changed since: absorb again"
-                )
-            state.made_by = stamp
 
     def _stamp(self) -> Any:
         """Return what changes when a parameter or the noise does; equal for nothing else."""
@@ -240,3 +349,48 @@ class SpectralAttention(AttentionMechanism):
         if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
             expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
             raise ArgumentError(f"{name} must have shape {expected}, got {tuple(x.shape)}")
+
+
+@dataclass(frozen=True)
+class NearState:
+    """The state of attention with a window: that of the kernel, and the last w + 1 tokens.
+
+    Values are never changed in place; the kernel's part is, if it is of `prepare_decoding`.
+    """
+
+    far: KernelState
+    k: Tensor  # (B, H, w + 1, D)
+    v: Tensor  # (B, H, w + 1, E)
+    key_bias: Tensor  # (B, H, w + 1), -inf where there is no token
+
+    @property
+    def num_bytes(self) -> int:
+        """What the sums and the tokens take, without the kernel."""
+        return self.far.num_bytes + self.k.nbytes + self.v.nbytes + self.key_bias.nbytes
+
+    def followed_by(
+        self, k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens with others behind them: keys, values, and log-weights (B, H, S)."""
+        bias = k.new_zeros(1, 1, 1) if key_bias is None else key_bias
+        bias = bias.expand(*k.shape[:3])
+        if key_mask is not None:
+            bias = bias.masked_fill(~key_mask[:, None], -torch.inf)
+        pairs = ((self.k, k), (self.v, v), (self.key_bias, bias))
+        keys, values, biases = (torch.cat([old.to(new.dtype), new], dim=2) for old, new in pairs)
+        return keys, values, biases
+
+    def after(
+        self, far: KernelState, k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None
+    ) -> "NearState":
+        """Return the state after more tokens, of which the kernel's part is given."""
+        size = self.k.shape[2]
+        kept = (x[:, :, x.shape[2] - size :] for x in self.followed_by(k, v, key_mask, key_bias))
+        return NearState(far, *kept)
+
+    def near(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the result of the last token's query (B, H, 1, D) against all tokens, and its log-sum (B, H, 1)."""
+        scores = (q @ self.k.mT).squeeze(2) + self.key_bias  # (B, H, w + 1)
+        log_sum = scores.logsumexp(-1, keepdim=True)
+        weights = (scores - log_sum.clamp(min=NO_KEY)).exp().unsqueeze(2)
+        return weights @ self.v, log_sum

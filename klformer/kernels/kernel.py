@@ -70,6 +70,8 @@ class Kernel(nn.Module):
         >>> present = positive.present()
         >>> round(present.norm_coefficient * 8**0.5, 3), positive.log_weights(present, k, key_mask=None)
         (0.5, None)
+        >>> positive.query_log_weights(present, q).shape
+        torch.Size([1, 2, 5])
         >>> single = GaussianMixtureSpectrum(num_heads=2, head_dim=8, num_components=1, tied=False)
         >>> matched = Kernel("prf", single, envelope="matched")
         >>> matched.log_weights(matched.present(), k, key_mask=None).shape
@@ -203,6 +205,20 @@ class Kernel(nn.Module):
         if envelope is None:
             return key_bias
         return envelope if key_bias is None else envelope + key_bias
+
+    def query_log_weights(self, present: SpectralKernel, q: Tensor) -> Tensor | None:
+        """Return the envelope of queries as log-weights.
+
+        It cancels in attention with this kernel alone, and counts where results are merged with those of another.
+
+        Args:
+            present: What `present()` gives.
+            q: Queries (B, H, L, D).
+
+        Returns:
+            (B, H, L); None where a query has none ("simplex", "elu").
+        """
+        return None if self.envelope == "simplex" else self._envelope(present, q, None)
 
     def features(self, x: Tensor, role: Role) -> Tensor:
         """Explicit features: phi(q).phi(k) is what attention weighs a key with, smoothing included.

@@ -32,6 +32,8 @@ class FeatureMap(ABC):
     needs_frequencies: ClassVar[bool] = True
     #: The features are exponentials of the scores, so that a shift of the scores is a factor of the features.
     exponential: ClassVar[bool] = False
+    #: No feature is negative, so that every kernel with this map has a logarithm.
+    positive: ClassVar[bool] = True
     #: Whether the kernel's value at distance 0 is known to be 1, so that a constant added to it has a meaning.
     takes_smoothing: ClassVar[bool] = False
     #: Features made of each projection; F = parts R. They stand one part after the other.
@@ -65,6 +67,7 @@ class RandomKitchenSinks(FeatureMap):
     """phi(x) = [cos u, sin u]; phi(q).phi(k) = sum_r cos(omega_r.(q - k))."""
 
     name = "rks"
+    positive = False
     parts = 2
     takes_smoothing = True
     # The authors' code and the paper's presets have 1: a contrast of 2 : 1 at most (docs/decisions.md).

@@ -13,7 +13,6 @@ padding only. Scores are made again in backward. They are to base 2, which costs
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from klformer.checks import check_count
-from klformer.errors import ArgumentError
 from klformer.ops.precision import full_precision
 from klformer.ops.shapes import check_key_bias, check_key_mask, check_operands
 from klformer.ops.spectral_product.chunked.memory import borrow
@@ -31,7 +29,7 @@ from klformer.ops.transforms import gradients_of, is_derived_again, is_transform
 #: Queries of a block: the first that is not below half of what they see besides each other, or the last.
 BLOCKS = (16, 32, 64)
 #: Scores that are worked on at a time, and rows that are laid out at a time, in bytes.
-SCORE_BYTES, ROW_BYTES = 2**20, 2**22
+SCORE_BYTES, ROW_BYTES = 2**19, 2**22
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 Result = tuple[Tensor, Tensor]
@@ -87,7 +85,7 @@ def near_attention(
     with full_precision(q) as dtype:
         for x in (k, v):
             dtype = torch.promote_types(dtype, x.dtype)
-        operands = [x.to(dtype) for x in (q, k, v)]
+        operands = q.to(dtype), k.to(dtype), v.to(dtype)
         bias = None if key_bias is None else key_bias.to(dtype)
         traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
         if traced or is_transformed(*operands, bias):
@@ -111,7 +109,8 @@ def merge_results(first: Result, second: Result) -> Result:
         >>> import torch, klformer
         >>> q, k, v, omega = torch.randn(1, 2, 5, 8), *torch.randn(2, 1, 2, 7, 8), torch.randn(2, 16, 8)
         >>> given = {"feature_map": "prf", "return_log_sum": True}
-        >>> halves = [klformer.spectral_product(q, k[:, :, s], v[:, :, s], omega, **given) for s in (slice(3), slice(3, 7))]
+        >>> parts = [(k[:, :, here], v[:, :, here]) for here in (slice(3), slice(3, 7))]
+        >>> halves = [klformer.spectral_product(q, *keys, omega, **given) for keys in parts]
         >>> whole = klformer.spectral_product(q, k, v, omega, feature_map="prf")
         >>> torch.allclose(klformer.merge_results(*halves)[0], whole, atol=1e-5)
         True
@@ -132,7 +131,7 @@ class Layout:
     right: int
     before: int
 
-    @cached_property
+    @property
     def block(self) -> int:
         """Queries of a block."""
         reach = (self.left + self.right) / 2
@@ -197,14 +196,15 @@ class _Near(torch.autograd.Function):
 
             return *gradients_of(results, (q, k, v, bias), needs, given), None, None
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        # What the gradient of a score has besides that of its weight.
-        excess = -(d_out * out).sum(-1)
-        if d_log_sum is not None:
-            excess += d_log_sum
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         d_bias = None if bias is None or not needs[3] else torch.zeros_like(bias)
         for rows in _rows(q, k, v, bias, kept, ctx.layout):
-            of_out, of_excess = rows.lay("d_out", d_out), rows.lay("excess", excess.unsqueeze(-1))
+            of_out = rows.lay("d_out", d_out)
+            # What the gradient of a score has besides that of its weight.
+            products = torch.mul(of_out, rows.lay("out", out), out=rows.memory("products", v.shape[3]))
+            of_excess = products.sum(-1, keepdim=True).neg_()
+            if d_log_sum is not None:
+                of_excess += rows.lay("excess", d_log_sum.unsqueeze(-1))
             of_log_sum = rows.lay("log_sum", log_sum.clamp(min=NO_KEY).mul(-LOG2_E).unsqueeze(-1))
             of_q = rows.memory("d_q", q.shape[3])
             of_k, of_v = rows.memory("d_k", k.shape[3], fill=0), rows.memory("d_v", v.shape[3], fill=0)
@@ -270,14 +270,23 @@ class _Rows:
         self._weighted = (blocks != 0).any(-1).tolist() if q.device.type == "cpu" else [True] * self._num_blocks
         self._biases = blocks.unsqueeze(1)
 
-    def memory(self, use: str, width: int, *, fill: float | None = None) -> Tensor:
-        """Return room for numbers by query or by key, (blocks, block, width); the next rows overwrite it."""
+    def memory(self, use: str, width: int, *, fill: float | None = None, edge: float | None = None) -> Tensor:
+        """Return room for numbers by query or by key, (blocks, block, width); the next rows overwrite it.
+
+        Args:
+            use: Another room for the same use is the same memory.
+            width: Numbers of each.
+            fill: What is in it; nothing certain if None.
+            edge: What is behind its end.
+        """
         layout = self._layout
         # The last blocks of the last row reach beyond its end.
         count = self._num_blocks * layout.block + layout.reach
         flat = borrow(f"near {use}", (count, width), self._like, self._like.dtype)
         if fill is not None:
             flat.fill_(fill)
+        if edge is not None:
+            flat[-layout.reach :] = edge
         return flat[: self._num_blocks * layout.block].view(self._num_blocks, layout.block, width)
 
     def lay(self, use: str, x: Tensor) -> Tensor:
@@ -301,11 +310,13 @@ class _Rows:
 
     def _lay_keys(self, use: str, x: Tensor) -> Tensor:
         """Return keys or values by block, (blocks, reach, .): views of one matrix, zeros where there is none."""
-        room = self.memory(use, x.shape[3], fill=0)
-        rows = x[self._here][:, :, self._keys]
+        room, rows = self.memory(use, x.shape[3], edge=0), x[self._here][:, :, self._keys]
         if self._dropped is not None:
             rows = rows.masked_fill(self._dropped.unsqueeze(-1), 0)
-        room.view(*self._shape, self._padded, x.shape[3])[:, :, self._places] = rows
+        by_row = room.view(*self._shape, self._padded, x.shape[3])
+        by_row[:, :, : self._places.start] = 0
+        by_row[:, :, self._places] = rows
+        by_row[:, :, self._places.stop :] = 0
         return self._strided(room)
 
     def _lay_bias(self, bias: Tensor | None) -> Tensor:

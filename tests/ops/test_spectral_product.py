@@ -273,7 +273,7 @@ def test_decoding_takes_log_weights(feature_map, options):
     state = decoding_state(kernel, q, v)
     for t in range(9):
         here = slice(t, t + 1)
-        out = state.step(q[:, :, here], k[:, :, here], v[:, :, here], bias[:, :, here])
+        out, _ = state.step(q[:, :, here], k[:, :, here], v[:, :, here], bias[:, :, here])
         torch.testing.assert_close(out, expected[:, :, here], atol=1e-10, rtol=1e-10)
 
 
@@ -289,7 +289,7 @@ def test_keys_without_weights_may_follow_keys_with_weights():
     state = decoding_state(kernel, q, v).absorb(k[:, :, :3], v[:, :, :3], key_bias=bias[..., :3])
     state.absorb(k[:, :, 3:5], v[:, :, 3:5])
     expected = spectral_product(q, k, v, kernel.omega, feature_map="rks", key_bias=bias)
-    last = state.step(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:])
+    last, _ = state.step(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:])
     torch.testing.assert_close(last, expected[:, :, 5:], atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(state.read(q), expected, atol=1e-10, rtol=1e-10)
 
@@ -354,7 +354,7 @@ def test_decoding_is_exact_over_the_whole_range(monkeypatch, std, norm_coefficie
         if way == "step":
             with monkeypatch.context() as patch:  # every envelope has the way of one token
                 patch.setattr(DecodingState, "absorb", lambda *given, **named: pytest.fail("the long way"))
-                out.append(state.step(query, key, value))
+                out.append(state.step(query, key, value)[0])
         else:
             out.append(state.absorb(key, value).read(query))
     assert relative_error(torch.cat(out, 2), expected) < tolerance_of(std)

@@ -186,7 +186,7 @@ def test_the_parts_are_the_whole(backend, name, dtype, seed):
     for here in (slice(t, t + 1) for t in range(LENGTH)):
         (k, v), weights = problem.keys(here)
         if weights["key_mask"].all():
-            steps.append(decoding.step(problem.queries(here), k, v, weights["key_bias"], backend=backend))
+            steps.append(decoding.step(problem.queries(here), k, v, weights["key_bias"], backend=backend)[0])
         else:
             steps.append(decoding.absorb(k, v, **weights, backend=backend).read(problem.queries(here)))
     assert relative_error(torch.cat(steps, 2), whole[0]) < (1e-10 if exact else 1e-5)

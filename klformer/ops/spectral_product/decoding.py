@@ -10,7 +10,7 @@ from torch import Tensor
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product.dispatch import choose_backend
 from klformer.ops.spectral_product.operands import FLOOR, Call, SpectralKernel, Sums
-from klformer.ops.spectral_product.state import KernelState
+from klformer.ops.spectral_product.state import KernelState, read
 
 #: How far a score may be above its log-scale before the state is made to refer to a larger one: far from the largest
 #: number, so that this is rare.
@@ -30,7 +30,7 @@ class DecodingState(KernelState):
         >>> sizes = {"batch_size": 1, "num_heads": 2, "value_dim": 8}
         >>> state = DecodingState(klformer.KernelState.empty(kernel, like=torch.empty(8), **sizes))
         >>> for q, k, v in torch.randn(5, 3, 1, 2, 1, 8):
-        ...     out = state.step(q, k, v)
+        ...     out, _ = state.step(q, k, v)
         >>> out.shape
         torch.Size([1, 2, 1, 8])
     """
@@ -60,7 +60,9 @@ class DecodingState(KernelState):
         return self.absorb_(k, v, key_mask=key_mask, key_bias=key_bias, backend=backend)
 
     @torch.no_grad()
-    def step(self, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None = None, *, backend: str = "auto"
+    ) -> tuple[Tensor, Tensor]:
         """Absorb one token and read with its query.
 
         Args:
@@ -71,25 +73,27 @@ class DecodingState(KernelState):
             backend: As in `spectral_product`; `chunked` has this way of one token.
 
         Returns:
-            (B, H, 1, E) in the type of q.
+            (B, H, 1, E) in the type of q, and the log-sum (B, H, 1).
 
         Raises:
             ArgumentError: the state is for another number of sequences.
         """
         self._check_batch(q)
         if choose_backend(Call("absorb", self.kernel, k=k, v=v, key_bias=key_bias), backend).name != "chunked":
-            return self.absorb(k, v, key_bias=key_bias, backend=backend).read(q, backend=backend)
+            return read(self.kernel, q, self.absorb(k, v, key_bias=key_bias, backend=backend), backend=backend)
         with full_precision(k):
             dtype = self._joined.dtype
             pair, value = torch.cat([q, k], dim=2).to(dtype), v.to(dtype)
             value = torch.cat([value, self._one.expand(*v.shape[:3], 1)], dim=-1)  # (B, H, 1, E + 1)
             step = self._exponential if self.kernel.feature_map.exponential else self._features
-            product = step(pair, value, None if key_bias is None else key_bias.to(dtype))
+            product, scale = step(pair, value, None if key_bias is None else key_bias.to(dtype))
             # The key that was just absorbed is there: the denominator is not that of no key.
-            return (product[..., :-1] / product[..., -1:]).to(q.dtype)
+            log_sum = product[..., -1].log().add_(scale).sub_(self.kernel.log_normaliser)
+            return (product[..., :-1] / product[..., -1:]).to(q.dtype), log_sum
 
-    def _exponential(self, pair: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
-        """Return [numerator, denominator], (B, H, 1, E + 1), of a query and a key (B, H, 2, D)."""
+    def _exponential(self, pair: Tensor, value: Tensor, key_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return [numerator, denominator], (B, H, 1, E + 1), of a query and a key (B, H, 2, D), and the logarithm that
+        they are relative to, (B, H, 1)."""
         kernel, log_scale = self.kernel, self.sums.log_scale
         query, key = _by_head(pair, self._omega).unbind(2)  # (B, H, R)
         if kernel.norm_coefficient:
@@ -108,10 +112,10 @@ class DecodingState(KernelState):
         query = query + log_scale
         if kernel.frequency_bias is not None:
             query = query + kernel.frequency_bias
-        weights = query.sub_(query.amax(-1, keepdim=True)).exp_()
-        return weights.unsqueeze(2) @ self._joined
+        largest = query.amax(-1, keepdim=True)
+        return query.sub_(largest).exp_().unsqueeze(2) @ self._joined, largest
 
-    def _features(self, pair: Tensor, value: Tensor, key_bias: Tensor | None) -> Tensor:
+    def _features(self, pair: Tensor, value: Tensor, key_bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `_exponential`, for other maps."""
         kernel = self.kernel
         phi = kernel.feature_map.explicit(pair if self._omega is None else _by_head(pair, self._omega))
@@ -128,13 +132,12 @@ class DecodingState(KernelState):
         value = self._weighted(value, key_bias)
         self._joined.addcmul_(key.transpose(2, 3), value)
         if kernel.smoothing is None or self._omega is None:
-            return query @ self._joined
+            return query @ self._joined, self.sums.log_scale
         total = self._joined[:, :, -1:]
         product, smoothing = query @ self._joined[:, :, :-1], kernel.smoothing[:, None, None] * self._omega.shape[2]
         # The smoothing, or as much more as leaves no mean below half of it (`operands.py`).
-        return product.addcmul_(
-            total, torch.maximum(smoothing, FLOOR * smoothing - product[..., -1:] / total[..., -1:])
-        )
+        added = torch.maximum(smoothing, FLOOR * smoothing - product[..., -1:] / total[..., -1:])
+        return product.addcmul_(total, added), self.sums.log_scale
 
     def _weighted(self, value: Tensor, key_bias: Tensor | None) -> Tensor:
         """Return [v, 1] times the weight of its key; the state refers to a larger one if it has to."""
