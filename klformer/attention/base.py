@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.ops.shapes import check_key_bias, check_operands
-from klformer.ops.spectral_product.parts import PartProduct, Parts
+from klformer.ops.spectral_product.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class AttentionMechanism(nn.Module, ABC):
 
     def begin(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
-    ) -> PartProduct:
+    ) -> Any:
         """Begin with the keys and values of this part of a sequence, for `finish` to end with its queries.
 
         Args:
@@ -284,7 +284,7 @@ class AttentionMechanism(nn.Module, ABC):
         """
         raise ArgumentError(f"{type(self).__name__} needs whole sequences: its keys can't be in parts")
 
-    def finish(self, begun: PartProduct, q: Tensor) -> Tensor:
+    def finish(self, begun: Any, q: Tensor) -> Tensor:
         """Results of the queries of this part against the keys of all.
 
         Args:
@@ -293,8 +293,11 @@ class AttentionMechanism(nn.Module, ABC):
 
         Returns:
             (B, H, L, E).
+
+        Raises:
+            ArgumentError: unless `supports_parts`.
         """
-        return begun.read(q)
+        raise ArgumentError(f"{type(self).__name__} needs whole sequences: its keys can't be in parts")
 
     def features(self, x: Tensor, role: Literal["query", "key"]) -> Tensor:
         """Explicit features of queries or keys.

@@ -131,7 +131,9 @@ def _register_kernel(
         own_defaults = spectrum.defaults_by_map.get(feature_map, {}) | own_defaults
     if learned:
         kernel_options |= LEARNED_OPTIONS
-    options = spectrum_options | kernel_options | own_defaults | dict(WINDOW_OPTIONS)
+    # Of a window beside a kernel that may be negative, the attention says why not.
+    window_options = dict(WINDOW_OPTIONS) if FEATURE_MAPS[feature_map].positive else {"window": 0}
+    options = spectrum_options | kernel_options | own_defaults | window_options
 
     def build(sizes: AttentionSizes, **chosen: Any) -> AttentionMechanism:
         values = options | chosen
@@ -144,7 +146,7 @@ def _register_kernel(
         is_default = of_kernel.get("norm_coefficient") == options.get("norm_coefficient")
         if of_kernel.get("envelope", "gaussian") != "gaussian" and is_default:
             del of_kernel["norm_coefficient"]
-        of_window = {key: values[key] for key in WINDOW_OPTIONS}
+        of_window = {key: values[key] for key in window_options}
         return KernelizedAttention(sizes, Kernel(feature_map, made, **of_kernel), **of_window)
 
     ATTENTIONS.add(name, AttentionEntry(build, KernelizedAttention, options, summary))

@@ -27,7 +27,7 @@ from klformer.ops.shapes import check_key_bias
 from klformer.ops.spectral_product import SpectralKernel, absorb, attend, causal, kept_keys, read
 from klformer.ops.spectral_product.decoding import DecodingState
 from klformer.ops.spectral_product.operands import NO_KEY
-from klformer.ops.spectral_product.parts import PartProduct
+from klformer.ops.spectral_product.parts import PartProduct, Parts, beyond_the_ends
 from klformer.ops.spectral_product.state import KernelState
 
 #: Where the log-gain of the near part starts from scratch: a model that looks at its neighbours first learns later what
@@ -56,8 +56,8 @@ class SpectralAttention(AttentionMechanism):
         >>> attention.backend
         'auto'
         >>> q = torch.randn(1, 2, 5, 8)
-        >>> attention.as_query(q) is q, attention.as_key(q) is q
-        (True, True)
+        >>> attention.as_query(q) is q, attention.as_key(q) is q, attention.query_log_weights(present, q).shape
+        (True, True, torch.Size([1, 2, 5]))
     """
 
     supports_key_bias = True
@@ -69,7 +69,7 @@ class SpectralAttention(AttentionMechanism):
         check_number("near_gain", near_gain, minimum=-math.inf)
         self.window = window
         if window:
-            self.supports_cross = self.supports_parts = False
+            self.supports_cross = False
             #: (H,): the log-gain g of the near part, and the logarithm of its temperature t.
             self.near_log_gain = nn.Parameter(torch.full((sizes.num_heads,), float(near_gain)))
             self.near_log_temperature = nn.Parameter(torch.zeros(sizes.num_heads))
@@ -180,15 +180,43 @@ class SpectralAttention(AttentionMechanism):
 
     def begin(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
-    ) -> PartProduct:
+    ) -> "PartProduct | NearPart":
         self._check_operands(k, k, v, key_mask, causal)
         parts, present, mask = self._known_parts(), self.present(), kept_keys(key_mask, key_bias)
         bias = self.key_bias(present, k, mask, key_bias)
-        k, who = self.as_key(k), self.backend
-        return PartProduct(present, k, v, key_mask=mask, key_bias=bias, causal=causal, parts=parts, backend=who)
+        keys, who = self.as_key(k), self.backend
+        far = PartProduct(present, keys, v, key_mask=mask, key_bias=bias, causal=causal, parts=parts, backend=who)
+        return self._begin_near(far, k, v, mask, key_bias, causal, parts) if self.window else far
 
-    def finish(self, begun: PartProduct, q: Tensor) -> Tensor:
-        return begun.read(self.as_query(q))
+    def _begin_near(
+        self,
+        far: PartProduct,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        key_bias: Tensor | None,
+        causal: bool,
+        parts: Parts,
+    ) -> "NearPart":
+        """Fetch the keys and values of other parts that are neighbours of tokens of this one."""
+        rows = k.shape[:3]
+        kept = torch.ones(rows, dtype=torch.bool, device=k.device) if key_mask is None else key_mask.expand(rows)
+        bias = k.new_zeros(rows) if key_bias is None else key_bias.expand(rows).to(k.dtype)
+        own = [x.masked_fill(~kept.unsqueeze(-1), 0) for x in (k, v, bias.unsqueeze(-1))]
+        joined = torch.cat([*own, kept.unsqueeze(-1).to(k.dtype)], -1).transpose(1, 2).flatten(2)  # (B, S, H .)
+        before, after = beyond_the_ends(joined, self.window, parts)
+        together = torch.cat([before, joined, after], 1)
+        together = together.view(*together.shape[:2], self.num_heads, -1).transpose(1, 2)
+        keys, values, weights, there = torch.split(together, [k.shape[3], v.shape[3], 1, 1], dim=-1)
+        weights = weights.masked_fill(there == 0, -torch.inf).squeeze(-1)
+        return NearPart(far, keys, values, weights, causal)
+
+    def finish(self, begun: "PartProduct | NearPart", q: Tensor) -> Tensor:
+        if isinstance(begun, PartProduct):
+            return begun.read(self.as_query(q))[0]
+        size, bias, causal = self.window, begun.key_bias, begun.causal
+        near = near_attention(self._near(q), begun.k, begun.v, window=size, key_bias=bias, causal=causal, before=size)
+        return self._merged(begun.far.kernel, q, begun.far.read(self.as_query(q)), near)
 
     def kernel_state(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None
@@ -349,6 +377,17 @@ class SpectralAttention(AttentionMechanism):
         if x.dim() != 4 or x.shape[1] != self.num_heads or x.shape[3] != self.head_dim:
             expected = f"(batch, {self.num_heads}, length, {self.head_dim})"
             raise ArgumentError(f"{name} must have shape {expected}, got {tuple(x.shape)}")
+
+
+@dataclass(frozen=True)
+class NearPart:
+    """A product of one part of a sequence, begun: that of the kernel, and the keys that are near to its tokens."""
+
+    far: PartProduct
+    k: Tensor  # (B, H, w + S + w, D)
+    v: Tensor  # (B, H, w + S + w, E)
+    key_bias: Tensor  # (B, H, w + S + w), -inf where there is no key
+    causal: bool
 
 
 @dataclass(frozen=True)

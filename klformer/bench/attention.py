@@ -19,7 +19,15 @@ from klformer.bench.attention_tables import (
     time_columns,
     values_of,
 )
-from klformer.bench.measure import as_flags, both_times, in_own_process, measured_with_kept_memory, spread
+from klformer.bench.measure import (
+    as_flags,
+    backends_of,
+    both_times,
+    describe_backends,
+    in_own_process,
+    measured_with_kept_memory,
+    spread,
+)
 from klformer.bench.report import make_report
 from klformer.checks import check_choice
 from klformer.environment import describe_machine
@@ -114,6 +122,7 @@ def run(options: AttentionBench) -> None:
     ]
     for quantity in quantities:
         console.print(_table(options, report, quantity))
+    console.print(describe_backends(results), highlight=False)
     if options.out is not None:
         write_json(options.out / "attention.json", report)
         draw(report, options.out / "attention.svg", options.out / "attention.png")
@@ -150,6 +159,7 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
     subjects = {name: forward_and_backward(name, sizes) for name in options.attentions}
     with console.status(f"L={length:,}: time"):
         times = both_times(subjects, repeats=options.repeats)
+    served = {name: backends_of(step) for name, step in subjects.items()}
     del subjects
     results = []
     for name, (seconds, processor) in times.items():
@@ -159,7 +169,8 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
                 memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
         clocks = {"seconds": spread(seconds), "processor": spread(processor)}
         least = result_and_gradients(name, sizes)
-        results.append({"name": name, "length": length, **clocks, "memory": memory, "result_and_gradients": least})
+        row = {"name": name, "length": length, **clocks, "memory": memory, "result_and_gradients": least}
+        results.append(row | {"backends": served[name]})
     return results
 
 

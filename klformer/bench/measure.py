@@ -14,7 +14,26 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from klformer.ops.spectral_product import record_backends
+
 Subject = TypeVar("Subject")
+
+
+def backends_of(run: Callable[[], object]) -> list[str]:
+    """Return the names of the backends that serve products in a call."""
+    with record_backends() as served:
+        run()
+    return sorted({name for _, name in served})
+
+
+def describe_backends(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say who served which subjects, for rows with their names and backends."""
+    by_backend: dict[str, list[str]] = {}
+    for row in rows:
+        for backend in row["backends"]:
+            by_backend.setdefault(backend, []).append(row["name"])
+    served = (f"{backend}: {', '.join(dict.fromkeys(names))}" for backend, names in by_backend.items())
+    return f"served by {'; '.join(served)}" if by_backend else "no products of kernels"
 
 
 def round_times(

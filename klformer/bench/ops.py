@@ -11,7 +11,9 @@ from rich.console import Console
 from klformer.bench.floors import matrix_products
 from klformer.bench.measure import (
     as_flags,
+    backends_of,
     both_times,
+    describe_backends,
     in_own_process,
     log_log_slope,
     measured_with_kept_memory,
@@ -95,6 +97,7 @@ def run(options: OpsBench) -> None:
         shape = f"B={options.batch} H={options.heads} D={options.head_dim} E={options.value_dim} R={frequencies}"
         title = f"forward + backward of spectral_product, {shape}"
         console.print(as_table(cells, title=title, caption=CAPTION, sections="L"))
+    console.print(describe_backends(results), highlight=False)
     growth = _growth(results)
     for item in growth:
         console.print(_describe_growth(item))
@@ -130,6 +133,7 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
         subjects[f"{feature_map} matrix products, lean"] = matrix_products(sizes, parts=parts, lean=True)
     with console.status(f"L={sizes.length} R={sizes.frequencies}: time"):
         times = both_times(subjects, repeats=options.repeats)
+    served = {name: backends_of(subjects[name]) for name in names}
     results = []
     for name, (wall, processor) in times.items():
         memory = None
@@ -138,7 +142,8 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
                 memory = int(in_own_process(["memory", "--name", name, *as_flags(asdict(sizes), "sizes.")]))
         clocks = {"seconds": statistics.median(wall), "processor": spread(processor)}
         least = sizes.result_and_gradients()
-        results.append({"name": name, **asdict(sizes), **clocks, "memory": memory, "result_and_gradients": least})
+        row = {"name": name, **asdict(sizes), **clocks, "memory": memory, "result_and_gradients": least}
+        results.append(row | {"backends": served.get(name, [])})
     rows = {row["name"]: row for row in results}
     return [row | {"ratios": _ratios(rows, row["name"]) if row["name"] in PRODUCTS else None} for row in results]
 

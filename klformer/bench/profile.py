@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from klformer.bench.report import Cells
 from klformer.data import Batch, BucketSampler, collate
 from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.ops.spectral_product import record_backends
 from klformer.runs.build import build_model
 from klformer.runs.config import ExperimentConfig
 from klformer.tasks import TASKS, build_task
@@ -37,12 +38,15 @@ class StepProfile:
     seconds: float
     attention_seconds: float
     peak_bytes: int
+    backends: tuple[str, ...] = ()
+    """Who served the products of kernels."""
 
     def describe(self) -> str:
         (cells,) = profile_cells([{"attention": "", **asdict(self)}])
         return (
             f"{self.batch_size} x {self.length:,} tokens: a step took {cells['a step']}, "
-            f"{cells['of it in the attention product']} of it in the attention product; "
+            f"{cells['of it in the attention product']} of it in the attention product"
+            f"{''.join(f' ({name})' for name in self.backends)}; "
             f"peak memory {cells['MiB above the model']} MiB above the model"
         )
 
@@ -75,12 +79,13 @@ def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:
     step(random_batch(task, batch_size, length=16))
     batch = random_batch(task, batch_size, length=task.max_len)
     peak = extra_peak_memory(lambda: step(batch))
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, record_backends() as served:
         step(batch)
     averages = profiler.key_averages()
     attention = sum(event.cpu_time_total for event in averages if event.key in ATTENTION_OPERATORS)
     total = sum(event.self_cpu_time_total for event in averages)
-    return StepProfile(batch_size, task.max_len, total / 1e6, attention / 1e6, peak)
+    backends = tuple(sorted({name for _, name in served}))
+    return StepProfile(batch_size, task.max_len, total / 1e6, attention / 1e6, peak, backends)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from klformer.attention import AttentionSpec, attention_capabilities, attention_
 from klformer.checks import check_choice, check_count, check_number
 from klformer.conversion import saving
 from klformer.conversion.batches import Batches
-from klformer.conversion.certify import Certificate, LayerErrors, figures
+from klformer.conversion.certify import ALONE, Certificate, LayerErrors, alone, figures
 from klformer.conversion.clock import Clock
 from klformer.conversion.distil import Trained, distil
 from klformer.conversion.fit import HeadErrors, Loss, Progress
@@ -32,6 +32,10 @@ from klformer.errors import ArgumentError, ArgumentTypeError
 KERNEL_RATE_FACTOR = 10.0
 #: Number of frequencies that stands for as few as an error budget allows.
 AUTO = "auto"
+#: Keys on each side of a query that a converted layer sees exactly, unless another window is asked for.
+WINDOW = 8
+#: Kernels that learn nothing: what they are is seen without a window.
+FIXED = ("performer", "linear-elu")
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,11 @@ def convert(
             One of ten, eight at most, is held out to measure by, and as many to choose by: when to stop, what was best,
             how many atoms are enough, which layers stay softmax. The certificate is of the former alone.
         attention: The attention to put in, with options as text if you like.
-        options: Options of the attention; `klformer.attention_options(name)` lists them. Random frequencies are drawn
-            once and kept, unless you say `redraw=True`: then every step learns with another draw. With
-            `num_frequencies="auto"` every layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
+        options: Options of the attention; `klformer.attention_options(name)` lists them. A kernel that is
+            learned and positive sees 8 keys on each side of a query exactly besides; `window` says how many, 0 for the
+            kernel alone, and the certificate has both parts alone, too. Random frequencies are drawn once and kept,
+            unless you say `redraw=True`: then every step learns with another draw. With `num_frequencies="auto"` every
+            layer gets as few atoms as keep its error within `error_budget`, 4 D at most.
         layers: Which layers, counted from 0 in the order in which they run; None for all.
         steps: Steps of fitting, a batch each; it ends earlier if nothing is gained any more.
         learning_rate: Of the kernels, when they are fitted.
@@ -142,7 +148,7 @@ def convert(
         >>> batches = [{"x": torch.randn(2, 12, 16)} for _ in range(10)]
         >>> conversion = klformer.convert(teacher, batches, options={"num_frequencies": 8}, steps=2)
         >>> conversion.certificate.layers[0].attention
-        'atoms-prf:num_frequencies=8'
+        'atoms-prf:near_gain=0.0,num_frequencies=8,window=8'
 
         With a model of transformers:
 
@@ -239,6 +245,11 @@ def convert(
             )
             clock.lap("finetune")
         present = measured(student) if kept or finetune_steps else linear
+        parts: dict[str, dict[str, float]] = {}
+        if spec.options.get("window"):
+            for part in ALONE:
+                with alone(trained.values(), part):
+                    parts[part] = measured(student)
         certificate = Certificate(
             model=type(model).__name__,
             layers=_layer_errors(sites, spec, learned, kept),
@@ -249,6 +260,7 @@ def convert(
             seconds=clock.laps,
             processor_seconds=clock.processor_seconds(),
             notes=_notes(sites, chosen, kept, finetune_steps, is_resumed=resumed is not None),
+            parts=parts,
         )
     if store is not None:
         store.forget()
@@ -273,9 +285,21 @@ def host_of(model: nn.Module) -> Host:
 
 def _spec(attention: str | AttentionSpec, options: Mapping[str, Any] | None) -> AttentionSpec:
     spec = AttentionSpec.of(attention)
+    known = attention_options(spec.name)
     # A conversion is to give back one model: the draw is kept unless another is asked for.
-    kept = {"redraw": False} if "redraw" in attention_options(spec.name) else {}
-    return AttentionSpec(name=spec.name, options={**kept, **spec.options, **(options or {})})
+    kept: dict[str, Any] = {"redraw": False} if "redraw" in known else {}
+    if "near_gain" in known:  # both parts begin with what they would have in softmax
+        kept["near_gain"] = 0.0
+        if spec.name not in FIXED:
+            kept["window"] = WINDOW
+    chosen = {**kept, **spec.options, **(options or {})}
+    spec = AttentionSpec(name=spec.name, options=chosen)
+    return spec if chosen.get("window") else _without_window(spec)
+
+
+def _without_window(spec: AttentionSpec) -> AttentionSpec:
+    options = {key: value for key, value in spec.options.items() if key not in ("window", "near_gain")}
+    return AttentionSpec(name=spec.name, options=options)
 
 
 def _has_atoms(spec: AttentionSpec) -> bool:
@@ -304,7 +328,7 @@ def _check_labels(teacher: Host, batch: Batch, *, causal: bool) -> None:
 
 
 def _record(spec: AttentionSpec, site: Site, *, is_auto: bool) -> SiteRecord:
-    sizes = site.sizes
+    sizes, spec = site.sizes, _without_window(spec) if site.cross else spec
     options = {**spec.options, "num_frequencies": START_PER_DIM * sizes.head_dim} if is_auto else spec.options
     return SiteRecord(
         attention=AttentionSpec(name=spec.name, options=options).complete(),

@@ -1,13 +1,15 @@
 """What a conversion kept: a model's answers beside those of its teacher, on batches that neither was fitted to."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from klformer.attention.spectral import SpectralAttention
 from klformer.conversion.distil import distance
 from klformer.conversion.hosts import Answer, Batch, Host
 from klformer.conversion.labels import asked_about, asked_mask, is_language_model
@@ -65,12 +67,15 @@ class Certificate:
     """Wall time of each part."""
     processor_seconds: float
     notes: tuple[str, ...] = ()
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of attention with a window, what each part gives in place of both: "near alone" and "kernel alone"."""
 
     def table(self) -> str:
         """The figures as text."""
         columns = {"teacher": self.teacher, "linear": self.linear}
         if self.hybrid is not None:
             columns["with softmax layers"] = self.hybrid
+        columns |= self.parts
         names = list(dict.fromkeys(name for column in columns.values() for name in column))
         width = max(map(len, names), default=0)
         lines = ["".join([" " * (width + 2), *(f"{name:>21}" for name in columns)])]
@@ -84,6 +89,30 @@ class Certificate:
             count = "" if layer.num_frequencies is None else str(layer.num_frequencies)
             lines.append(f"{layer.layer:>5}  {layer.attention:<24}{count:>7}{start:>21.4f}{layer.mean():>9.4f}{kept}")
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+
+#: Log-gains at which the other part has nothing to say: results are the same as without it, to the last digit.
+ALONE = {"near alone": 1e4, "kernel alone": -1e4}
+
+
+@contextmanager
+def alone(mechanisms: Iterable[nn.Module], part: str) -> Iterator[None]:
+    """Have one part of attentions with a window do what both do; what is inside sees the others as they are.
+
+    Args:
+        mechanisms: Some attentions.
+        part: Of `ALONE`.
+    """
+    gains = [each.near_log_gain for each in mechanisms if isinstance(each, SpectralAttention) and each.window]
+    before = [gain.detach().clone() for gain in gains]
+    with torch.no_grad():
+        try:
+            for gain in gains:
+                gain.fill_(ALONE[part])
+            yield
+        finally:
+            for gain, value in zip(gains, before, strict=True):
+                gain.copy_(value)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from klformer.attention import AttentionMechanism, AttentionSizes
 from klformer.errors import ArgumentError, UserError
@@ -60,8 +61,11 @@ class Call:
         return softmax_attention.attend(self.q, k, v, visible)
 
     def attend(self, mechanism: AttentionMechanism) -> Tensor:
-        """What another attention gives, (B, H, L, E)."""
-        return mechanism(self.q, self.k, self.v, key_mask=self.key_mask, causal=self.causal)
+        """What another attention gives, (B, H, L, E). Where queries are fewer than keys, they are the first tokens."""
+        length, given = self.q.shape[2], {"key_mask": self.key_mask, "causal": self.causal}
+        if mechanism.supports_cross or length == self.k.shape[2]:
+            return mechanism(self.q, self.k, self.v, **given)
+        return mechanism(pad(self.q, (0, 0, 0, self.k.shape[2] - length)), self.k, self.v, **given)[:, :, :length]
 
     def query_mask(self) -> Tensor | None:
         """Which queries are tokens, (B, L); None if all are. For attention of a sequence to itself."""
@@ -84,6 +88,9 @@ class Site:
 
     obstacle: str | None = None
     """Why the attention here can't be replaced; None if it can."""
+
+    cross: bool = False
+    """Keys are of another sequence, which has no neighbours of a query."""
 
 
 @dataclass(frozen=True)

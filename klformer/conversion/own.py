@@ -83,7 +83,8 @@ class _Watched(AttentionMechanism):
 
 
 def _site(name: str, layer: MultiheadAttention) -> Site:
-    return Site(name, _sizes(layer.mechanism), causal=layer.causal)
+    # So a layer of a decoder calls it.
+    return Site(name, _sizes(layer.mechanism), causal=layer.causal, cross=name.endswith("cross_attention"))
 
 
 def _sizes(mechanism: AttentionMechanism) -> AttentionSizes:

@@ -39,6 +39,8 @@ class LayerTraffic:
 
 def layer_traffic(attention: KernelizedAttention, *, batch_size: int, itemsize: int = 4) -> LayerTraffic:
     """What a layer says in a step."""
+    if attention.window:
+        raise ArgumentError(f"the model of costs is for kernels alone, got attention with window={attention.window}")
     kernel, rows = attention.present(), batch_size * attention.num_heads
     maxima = kernel.num_projections(attention.head_dim) if kernel.feature_map.exponential else 1
     sums = rows * kernel.state_features(attention.head_dim) * (attention.value_dim + 1) * itemsize

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_probability
 from klformer.errors import ArgumentError
-from klformer.ops.spectral_product.parts import Parts
+from klformer.ops.spectral_product.parts import Parts, beyond_the_ends
 
 
 def sinusoidal_positions(max_len: int, model_dim: int) -> Tensor:
@@ -71,32 +71,12 @@ class Neighbours(nn.Module):
         if parts is None or parts.count == 1:
             extended = nn.functional.pad(x, (0, 0, reach, reach))
         else:
-            before, after = _beyond_the_ends(x, reach, parts)
+            before, after = beyond_the_ends(x, reach, parts)
             extended = torch.cat([before, x, after], dim=1)
         mixed = extended[:, : x.shape[1]] * self.weight[0]
         for offset in range(1, len(self.weight)):
             mixed = torch.addcmul(mixed, extended[:, offset : offset + x.shape[1]], self.weight[offset])
         return mixed
-
-
-def _beyond_the_ends(x: Tensor, reach: int, parts: Parts) -> tuple[Tensor, Tensor]:
-    """The vectors (B, reach, D) of the other parts just before and just after this one, (B, L, D); zero beyond the
-    sequence.
-
-    At every place where two parts meet a window reaches as far to both sides. All parts put what they have of it there:
-    a part may be shorter than the reach, or empty. Also what is empty depends on x, so that backward asks everybody.
-    """
-    lengths, size = parts.lengths(x.shape[1], x.device).tolist(), 2 * reach
-    begin = sum(lengths[: parts.index])
-    windows = []
-    for meeting in range(1, parts.count):
-        ahead = begin - (sum(lengths[:meeting]) - reach)  # of the window's begin, that of this part
-        first, last = (min(max(place, 0), size) for place in (ahead, ahead + x.shape[1]))
-        own = x[:, max(first - ahead, 0) : max(last - ahead, 0)]
-        windows.append(nn.functional.pad(own, (0, 0, first, size - last)))
-    edge = x.new_zeros(x.shape[0], size, x.shape[2])
-    windows = [edge, *parts.sum(torch.stack(windows)), edge]
-    return windows[parts.index][:, :reach], windows[parts.index + 1][:, reach:]
 
 
 class SequenceEmbedding(nn.Module):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from klformer.attention.multihead import MultiheadState
+from klformer.attention.spectral import SpectralAttention
 from klformer.errors import ArgumentError
 from klformer.files import writing
 
@@ -34,6 +35,11 @@ def encode_stream(encoder: "TransformerEncoder", chunks: Iterable[Chunk], folder
             raise ArgumentError(
                 f"layers.{index} has {type(mechanism).__name__}, which has no state of fixed size to stream with; "
                 "kernel attentions have"
+            )
+        if not encoder.causal and isinstance(mechanism, SpectralAttention) and mechanism.window:
+            raise ArgumentError(
+                f"layers.{index} sees neighbours on both sides (window={mechanism.window}), which a stream has yet to "
+                "read; a causal encoder streams with a window, others without"
             )
         if mechanism.parts is not None:
             raise ArgumentError("the sequences of this encoder are in parts, with other processes: stream one or none")

@@ -105,6 +105,9 @@ def merge_results(first: Result, second: Result) -> Result:
     Returns:
         The result, 0 where neither had a key, and its log-sums. Differentiable.
 
+    Raises:
+        RuntimeError: shapes do not fit.
+
     Examples:
         >>> import torch, klformer
         >>> q, k, v, omega = torch.randn(1, 2, 5, 8), *torch.randn(2, 1, 2, 7, 8), torch.randn(2, 16, 8)

@@ -52,7 +52,7 @@ def _columns(certificate: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
     columns = {"teacher": certificate["teacher"], "linear": certificate["linear"]}
     if certificate["hybrid"] is not None:
         columns["with softmax layers"] = certificate["hybrid"]
-    return columns
+    return columns | certificate.get("parts", {})
 
 
 def _layer(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,9 +37,9 @@ from klformer.training.progress import Reporter
 #: What takes the place of softmax, and whether its kernel is learned.
 CONTENDERS = (
     ("performer:num_frequencies=256", False),
-    ("generative-prf:num_frequencies=128,redraw=false", True),
-    ("atoms-prf:num_frequencies=64", True),
-    ("atoms-prf:num_frequencies=128", True),
+    ("generative-prf:num_frequencies=128,redraw=false,window=0", True),
+    ("atoms-prf:num_frequencies=64,window=0", True),
+    ("atoms-prf:num_frequencies=128,window=0", True),
 )
 SUMMARY, FIGURE = "summary.json", "kernel.png"
 BATCH_SIZE, HELD_OUT, LONG, REPEATS = 64, 4, 16_384, 3

@@ -1,10 +1,12 @@
 """Near and far: exact neighbours beside a kernel, against whole (L, L) matrices, however attention is called."""
 
+import copy
 import functools
 import math
 
 import pytest
 import torch
+from parts_support import on_ranks
 
 import klformer
 from klformer.attention import MultiheadAttention
@@ -117,6 +119,41 @@ def test_steps_and_pieces_equal_the_causal_sequence(name, window):
     ]
     for x, y in zip(*gradients, strict=True):
         torch.testing.assert_close(x, y, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gmm-prf", "hedgehog"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("window", [2, 7])
+def test_a_sequence_in_parts(name, causal, window):
+    """Parts may be shorter than the window, or empty; neighbours of the others are fetched, and get gradients."""
+    mechanism, (q, k, v) = build(name, window), sequences()
+    mask = torch.rand(BATCH, LENGTH) > 0.3
+    bias = torch.randn(BATCH, 1, LENGTH, dtype=torch.float64, requires_grad=True)
+    cuts = [slice(0, 9), slice(9, 9), slice(9, 12), slice(12, LENGTH)]
+
+    def work(parts):
+        own, here = copy.copy(mechanism), cuts[parts.index]
+        own.parts = parts
+        weights = {"key_mask": mask[:, here], "key_bias": bias[:, :, here]}
+        begun = own.begin(k[:, :, here], v[:, :, here], **weights, causal=causal)
+        return own.finish(begun, q[:, :, here])
+
+    found = torch.cat(on_ranks(len(cuts), work), 2)
+    whole = mechanism(q, k, v, key_mask=mask, key_bias=bias, causal=causal)
+    torch.testing.assert_close(found, whole, atol=1e-10, rtol=1e-10)
+    inputs = [q, k, v, bias, *mechanism.parameters()]
+    gradients = [torch.autograd.grad(out.square().sum(), inputs) for out in (found, whole)]
+    for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-9, rtol=1e-9)
+
+
+def test_a_causal_encoder_streams_with_a_window():
+    config = klformer.EncoderConfig(model_dim=8, num_layers=2, num_heads=2, attention="gmm-prf:window=3")
+    encoder, x = klformer.TransformerEncoder(config, causal=True).eval(), torch.randn(2, 17, 8)
+    streamed = torch.cat(list(encoder.encode_stream(x.split(4, 1))), 1)
+    torch.testing.assert_close(streamed, encoder(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="sees neighbours on both sides"):
+        list(klformer.TransformerEncoder(config).eval().encode_stream(x.split(4, 1)))
 
 
 def test_near_parts_of_different_documents_do_not_mix():

@@ -63,8 +63,13 @@ def batches(folder):
 
 def test_a_kernel_from_its_keys_keeps_what_a_fixed_one_loses(model, batches):
     options = {"num_frequencies": 128}
-    learned = klformer.convert(model, batches, options=options, steps=4).certificate
+    alone = klformer.convert(model, batches, options=options | {"window": 0}, steps=4).certificate
     fixed = klformer.convert(model, batches, attention="performer", options=options, steps=0).certificate
-    assert learned.teacher["accuracy"] > 0.85
+    assert alone.teacher["accuracy"] > 0.85
     assert fixed.linear["accuracy"] < 0.35
-    assert learned.linear["accuracy"] > fixed.linear["accuracy"] + 0.25
+    assert alone.linear["accuracy"] > fixed.linear["accuracy"] + 0.25
+    # With neighbours it keeps more, with half the frequencies, and no part does it alone.
+    both = klformer.convert(model, batches, options={"num_frequencies": 64}, steps=4).certificate
+    assert both.linear["accuracy"] > max(alone.linear["accuracy"], *(x["accuracy"] for x in both.parts.values())) + 0.05
+    assert set(both.parts) == {"near alone", "kernel alone"}
+    assert "near alone" in both.table()

@@ -1,16 +1,16 @@
 """Absorb, read and causal: every way to take attention apart gives the whole, with log-sums and gradients."""
 
 import random
-import threading
 
 import pytest
 import torch
+from parts_support import on_ranks
 from support import relative_error
 
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import KernelState, SpectralKernel, absorb, attend, causal, kept_keys, read
 from klformer.ops.spectral_product.decoding import DecodingState
-from klformer.ops.spectral_product.parts import PartProduct, Parts
+from klformer.ops.spectral_product.parts import PartProduct
 
 BATCH, HEADS, LENGTH, DIM, VALUES, FREQUENCIES = 2, 3, 23, 5, 4, 9
 #: Kernels by name: map, and what they have besides frequencies.
@@ -97,53 +97,18 @@ def causal_in_pieces(problem, backend):
     return [torch.cat(parts, 2) for parts in zip(*results, strict=True)], state
 
 
-class Together(Parts):
-    """Two parts in two threads of one process: gradients find their way by themselves."""
-
-    count = 2
-
-    def __init__(self, index, board, barrier):
-        self.index, self._board, self._barrier = index, board, barrier
-
-    def _everybodys(self, x):
-        self._board[self.index] = x
-        self._barrier.wait()
-        found = list(self._board)
-        self._barrier.wait()
-        return found
-
-    def largest(self, x):
-        return torch.maximum(*self._everybodys(x.detach()))
-
-    def gather(self, x):
-        return torch.stack(self._everybodys(x.detach()))
-
-    def begin_sum(self, x):
-        found = self._everybodys(x)
-        return lambda: found[0] + found[1]
-
-    def begin_combination(self, x, factors, of_others):
-        found = self._everybodys(x)
-        return lambda: sum(factor * part for factor, part in zip(factors, found, strict=True))
-
-
 def on_two_ranks(problem, backend, is_causal):
-    barrier, board, results = threading.Barrier(2, timeout=60), [None, None], [None, None]
     parts = [slice(0, 9), slice(9, LENGTH)]
 
-    def work(index):
-        (k, v), weights = problem.keys(parts[index])
+    def work(others):
+        here = parts[others.index]
+        (k, v), weights = problem.keys(here)
         mask = kept_keys(weights["key_mask"], weights["key_bias"])
-        options = {"causal": is_causal, "parts": Together(index, board, barrier), "backend": backend}
+        options = {"causal": is_causal, "parts": others, "backend": backend}
         product = PartProduct(problem.kernel, k, v, key_mask=mask, key_bias=weights["key_bias"], **options)
-        results[index] = product.read(problem.queries(parts[index]))
+        return product.read(problem.queries(here))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return torch.cat(results, 2)
+    return [torch.cat(results, 2) for results in zip(*on_ranks(2, work), strict=True)]
 
 
 def check(problem, found, wanted, *, exact):
@@ -170,8 +135,7 @@ def test_the_parts_are_the_whole(backend, name, dtype, seed):
     check(problem, in_pieces(problem, backend), whole, exact=exact)
     for x, y in zip([*whole, *problem.gradients(*whole)], [*wanted, *oracle.gradients(*wanted)], strict=True):
         assert relative_error(x, y) < (1e-10 if exact else 2e-4)
-    zeros = torch.zeros_like(whole[1])
-    check(problem, [on_two_ranks(problem, backend, False), zeros + whole[1]], whole, exact=exact)
+    check(problem, on_two_ranks(problem, backend, False), whole, exact=exact)
     if backend == "flash_cpu":
         return  # it has no causal form
     whole = problem.whole(backend, is_causal=True)
@@ -179,7 +143,7 @@ def test_the_parts_are_the_whole(backend, name, dtype, seed):
     check(problem, found, whole, exact=exact)
     assert relative_error(whole[0], wanted[0]) < (1e-10 if exact else 1e-5)
     check(problem, read(problem.kernel, problem.qkv[0], state, backend=backend), problem.whole(backend), exact=exact)
-    check(problem, [on_two_ranks(problem, backend, True), zeros + whole[1]], whole, exact=exact)
+    check(problem, on_two_ranks(problem, backend, True), whole, exact=exact)
     sizes = {"batch_size": BATCH, "num_heads": HEADS, "value_dim": VALUES}
     decoding = DecodingState(KernelState.empty(problem.kernel, like=problem.qkv[0], **sizes))
     steps = []

@@ -75,15 +75,19 @@ class InterfaceCall:
             return "has a mask of pairs of positions"
         return None
 
-    def plain(self) -> Call:
-        """The same with one head of keys for each head of queries, scaled as klformer does it, and all queries that a
-        causal call leaves out because they were asked before."""
+    def plain(self, *, whole: bool = False) -> Call:
+        """Return the same with one head of keys for each head of queries, scaled as klformer does it, and all queries
+        that a causal call leaves out because they were asked before.
+
+        Args:
+            whole: Also where it is the last query alone: for attention that has to know where a query stands.
+        """
         q, k, v = self.query, self.key, self.value
         if (repeats := q.shape[1] // k.shape[1]) > 1:
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         if (factor := self.scaling * q.shape[-1] ** 0.5) != 1.0:
             q = q * factor
-        causal = self.causal and q.shape[2] > 1
+        causal = self.causal and (q.shape[2] > 1 or whole)
         if causal and (missing := k.shape[2] - q.shape[2]):
             q = pad(q, (0, 0, missing, 0))
         return Call(q, k, v, self.attention_mask, causal)
@@ -154,7 +158,7 @@ def _converted(call: InterfaceCall, mechanism: AttentionMechanism) -> Tensor:
         raise ArgumentError(
             f"a converted layer has no weights to drop: the dropout of attention must be 0, got {call.dropout}"
         )
-    return call.plain().attend(mechanism).to(call.query.dtype)
+    return call.plain(whole=not mechanism.supports_cross).attend(mechanism).to(call.query.dtype)
 
 
 def key_mask(

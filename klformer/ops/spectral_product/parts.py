@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from klformer.errors import ArgumentError
 from klformer.ops.spectral_product.dispatch import choose_backend
@@ -72,6 +73,28 @@ class Parts(ABC):
         return self.lengths(length, device)[: self.index].sum()
 
 
+def beyond_the_ends(x: Tensor, reach: int, parts: Parts) -> tuple[Tensor, Tensor]:
+    """Return the vectors (B, reach, D) of the other parts just before and just after this one, (B, L, D); zero beyond
+    the sequence.
+
+    At every place where two parts meet a window reaches as far to both sides. All parts put what they have of it there:
+    a part may be shorter than the reach, or empty. Also what is empty depends on x, so that backward asks everybody.
+    """
+    lengths, size = parts.lengths(x.shape[1], x.device).tolist(), 2 * reach
+    begin = sum(lengths[: parts.index])
+    windows = []
+    for meeting in range(1, parts.count):
+        ahead = begin - (sum(lengths[:meeting]) - reach)  # of the window's begin, that of this part
+        first, last = (min(max(place, 0), size) for place in (ahead, ahead + x.shape[1]))
+        own = x[:, max(first - ahead, 0) : max(last - ahead, 0)]
+        windows.append(pad(own, (0, 0, first, size - last)))
+    edge = x.new_zeros(x.shape[0], size, x.shape[2])
+    if not windows:
+        return edge[:, :reach], edge[:, reach:]
+    windows = [edge, *parts.sum(torch.stack(windows)), edge]
+    return windows[parts.index][:, :reach], windows[parts.index + 1][:, reach:]
+
+
 class PartProduct:
     """Attention of the queries of this part to the keys of all parts, or if causal to those before each query.
 
@@ -98,6 +121,7 @@ class PartProduct:
         parts: Parts,
         backend: str = "auto",
     ) -> None:
+        self.kernel = kernel
         self._call = Call("absorb", kernel, k=k, v=v, key_mask=key_mask, key_bias=key_bias)
         self._causal, self._backend = causal, backend
         if is_transformed(*self._call.tensors().values()):
@@ -114,17 +138,18 @@ class PartProduct:
             self._log_scale = parts.largest(log_scale)
             self._pending = parts.begin_sum(joined * (log_scale - self._log_scale).exp().unsqueeze(-1))
 
-    def read(self, q: Tensor) -> Tensor:
-        """Return the results (B, H, L, E) of the queries (B, H, L, D); if causal there are as many as keys."""
+    def read(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results (B, H, L, E) of the queries (B, H, L, D) and their log-sums (B, H, L); if causal there are
+        as many queries as keys."""
         own, together = self._call, self._pending()
         sums = Sums(together[..., :-1], together[..., -1], self._log_scale)
         if not self._causal:
             call = Call("read", own.kernel, q=q, sums=sums)
-            return choose_backend(call, self._backend).read(call)[0]
+            return choose_backend(call, self._backend).read(call)
         if q.shape[2] != own.tokens.shape[2]:
             raise ArgumentError(f"causal needs as many queries as keys, got {q.shape[2]} and {own.tokens.shape[2]}")
         call = replace(own, step="causal", q=q, sums=sums)
-        return choose_backend(call, self._backend).causal(call)[0]
+        return choose_backend(call, self._backend).causal(call)[:2]
 
 
 def _factors_before(log_scales: Tensor, index: int) -> tuple[Tensor, Tensor, Tensor]:
