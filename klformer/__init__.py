@@ -113,10 +113,14 @@ _HOMES = {
     "without_noise": "klformer.noise",
 }
 
+#: Packages that are there after `import klformer`, as the docs write them.
+_PACKAGES = ("attention", "conversion", "distributed", "kernels", "models", "nn", "ops", "tasks", "training")
 
 if not TYPE_CHECKING:  # a type checker would take it for a promise of any name
 
     def __getattr__(name: str) -> object:
+        if name in _PACKAGES:
+            return import_module(f"klformer.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'klformer' has no attribute {name!r}")
         value = getattr(import_module(_HOMES[name]), name)

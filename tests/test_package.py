@@ -44,3 +44,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'klformer' has no attribute 'attention_nmaes'"):
         klformer.attention_nmaes  # noqa: B018
     assert not hasattr(klformer, "__path_of_nothing__")
+
+
+def test_packages_are_there_after_the_import():
+    script = "import klformer; print(klformer.nn.MultiheadAttention.__name__, klformer.distributed.__name__)"
+    assert printed_by(script) == "MultiheadAttention klformer.distributed\n"
+    for name in klformer._PACKAGES:
+        assert getattr(klformer, name) is import_module(f"klformer.{name}")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        klformer.nothing  # noqa: B018

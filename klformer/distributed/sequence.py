@@ -186,7 +186,8 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
         >>> torch.distributed.destroy_process_group()
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    for dtype in {gradient.dtype for gradient in gradients}:
+    # In the order of the parameters, which all processes have in common; that of a set differs from one to the next.
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.flatten() for gradient in alike])
         for dimension in range(mesh.ndim):

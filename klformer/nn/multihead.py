@@ -161,6 +161,8 @@ class MultiheadAttention(nn.Module):
         """
         if need_weights:
             _refuse("need_weights=True asks for all weights, which are never made; give need_weights=False")
+        if key is not query and not self.mechanism.supports_cross:
+            _refuse(f"{type(self.mechanism).__name__} can't attend to another sequence: key must be query")
         causal = is_causal or attn_mask is not None
         if attn_mask is not None and not _is_causal_mask(attn_mask, query.shape[-2 if self._is_first(query) else 0]):
             _refuse("attn_mask must be the causal mask, or None: no other choice of pairs factorises; is_causal=True")

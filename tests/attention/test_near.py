@@ -185,6 +185,11 @@ def test_what_it_can_not_do_is_refused_in_words():
     layer = MultiheadAttention(model_dim=8, num_heads=2, attention="gmm-prf:window=3")
     with pytest.raises(ValueError, match="can't attend to another sequence"):
         layer(torch.randn(1, 5, 8), torch.randn(1, 5, 8))
+    dropin = klformer.nn.MultiheadAttention(8, 2, batch_first=True, attention="gmm-prf:window=3")
+    x = torch.randn(1, 5, 8)
+    assert dropin(x, x, x, need_weights=False)[0].shape == x.shape
+    with pytest.raises(ValueError, match="can't attend to another sequence: key must be query"):
+        dropin(x, x.clone(), x, need_weights=False)
     state = mechanism.absorb(mechanism.initial_state(BATCH), k, v)
     with pytest.raises(ValueError, match="a state is read by the last token that it has absorbed, got 21 queries"):
         mechanism.read(state, q)
