@@ -78,6 +78,7 @@ def main() -> None:
             choosing=choosing,
             evaluation=evaluation,
             attention=attention,
+            options={"window": 0},
             steps=given.steps if learning_rate else 0,
             learning_rate=learning_rate or 1.0,
         )

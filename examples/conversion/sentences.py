@@ -148,7 +148,12 @@ def read_whole_articles(encoder: Encoder, articles: list[str], num_frequencies: 
     for name, its_steps in (("performer", 0), ("atoms-prf", steps)):
         options = {"num_frequencies": num_frequencies}
         conversion = klformer.convert(
-            encoder.model, batches, attention=name, options=options, steps=its_steps, max_positions=LONG
+            encoder.model,
+            batches,
+            attention=name,
+            options=options | {"window": 0},
+            steps=its_steps,
+            max_positions=LONG,
         )
         ours = embeddings(conversion.model, long)
         row = {"attention": name, **options, "fitted_to": len(batches), "steps": its_steps}
@@ -198,7 +203,9 @@ def main() -> None:
         ("atoms-prf", options, given.steps),
     ]
     for name, chosen, steps in contenders:
-        conversion = klformer.convert(encoder.model, batches, attention=name, options=chosen, steps=steps)
+        conversion = klformer.convert(
+            encoder.model, batches, attention=name, options=chosen | {"window": 0}, steps=steps
+        )
         figures = conversion.certificate
         row = {"attention": name, **chosen, "steps": steps}
         row |= {"rank_correlation": rank_correlation(Encoder(conversion.model, tokenizer), scored)}

@@ -212,9 +212,13 @@ class TestOwnModels:
 
     def test_converts_saves_and_loads(self, model, tmp_path):
         data = self.data()
-        conversion = klformer.convert(model, data, options={"num_frequencies": 8}, steps=20)
-        before, after = mean_errors(conversion)
+        before, after = mean_errors(
+            klformer.convert(model, data, options={"num_frequencies": 8, "window": 0}, steps=20)
+        )
         assert all(b < a for a, b in zip(before, after, strict=True))
+        conversion = klformer.convert(model, data, options={"num_frequencies": 8}, steps=20)
+        assert all(record.attention.options["window"] == 8 for record in conversion.records.values())
+        assert set(conversion.certificate.parts) == {"near alone", "kernel alone"}
         assert {"accuracy", "agreement", "distance"} <= set(conversion.certificate.linear)
         conversion.save(tmp_path)
         inputs = {name: data[0][name] for name in ("inputs", "key_mask")}
