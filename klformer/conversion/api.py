@@ -163,6 +163,8 @@ def convert(
     check_number("learning_rate", learning_rate, exclusive=True)
     check_number("finetune_learning_rate", finetune_learning_rate, exclusive=True)
     check_number("keep_softmax", keep_softmax)
+    if keep_softmax > 1 and keep_softmax != int(keep_softmax):
+        raise ArgumentError(f"keep_softmax must be a number of layers, or an error below 1, got {keep_softmax!r}")
     check_number("label_weight", label_weight)
     check_number("error_budget", error_budget, exclusive=True)
     check_choice("loss", loss, ("output", "weights"))

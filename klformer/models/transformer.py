@@ -175,6 +175,8 @@ class _Stack(nn.Module):
                 f"x must have the shape (batch, length, {self.config.model_dim}), got {tuple(x.shape)}; "
                 "a single sequence is a batch of one: x[None]"
             )
+        if num_outputs is not None and num_outputs < 0:
+            raise ArgumentError(f"num_outputs must be at least 0, got {num_outputs}")
         if num_outputs is not None and self.parts is not None:
             first = int(self.parts.first_position(x.shape[1], x.device))
             num_outputs = min(max(num_outputs - first, 0), x.shape[1])

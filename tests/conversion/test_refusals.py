@@ -140,3 +140,8 @@ class TestConverted:
         config.save_pretrained(str(tmp_path))
         with pytest.raises(FileError, match=r"does not hold the weights of the model"):
             klformer.load_converted(tmp_path)
+
+
+def test_a_part_of_a_layer_can_not_stay_softmax():
+    with pytest.raises(ArgumentError, match=r"keep_softmax must be a number of layers, or an error below 1, got 1\.5"):
+        klformer.convert(FAMILIES["bert"](), batches("bert"), keep_softmax=1.5)

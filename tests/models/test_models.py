@@ -159,6 +159,11 @@ def test_the_last_layer_can_leave_out_what_nobody_asks_for(name, num_outputs):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
 
+def test_outputs_are_not_counted_from_the_end():
+    with pytest.raises(ValueError, match="num_outputs must be at least 0, got -1"):
+        encoder("gmm-prf")(torch.randn(1, 5, DIM), num_outputs=-1)
+
+
 def test_decoder_wants_its_memory():
     with pytest.raises(ValueError, match="memory must be given"):
         decoder(cross_attention=True)(torch.randn(1, 3, DIM))
