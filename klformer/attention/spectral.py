@@ -23,6 +23,7 @@ from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabili
 from klformer.checks import check_count, check_number
 from klformer.errors import ArgumentError
 from klformer.ops.near import merge_results, near_attention
+from klformer.ops.precision import full_precision
 from klformer.ops.shapes import check_key_bias
 from klformer.ops.spectral_product import SpectralKernel, absorb, attend, causal, kept_keys, read
 from klformer.ops.spectral_product.decoding import DecodingState
@@ -199,11 +200,11 @@ class SpectralAttention(AttentionMechanism):
         parts: Parts,
     ) -> "NearPart":
         """Fetch the keys and values of other parts that are neighbours of tokens of this one."""
-        rows = k.shape[:3]
+        rows, kind = k.shape[:3], torch.promote_types(k.dtype, torch.float32)
         kept = torch.ones(rows, dtype=torch.bool, device=k.device) if key_mask is None else key_mask.expand(rows)
-        bias = k.new_zeros(rows) if key_bias is None else key_bias.expand(rows).to(k.dtype)
-        own = [x.masked_fill(~kept.unsqueeze(-1), 0) for x in (k, v, bias.unsqueeze(-1))]
-        joined = torch.cat([*own, kept.unsqueeze(-1).to(k.dtype)], -1).transpose(1, 2).flatten(2)  # (B, S, H .)
+        bias = k.new_zeros(rows) if key_bias is None else key_bias.expand(rows)
+        own = [x.masked_fill(~kept.unsqueeze(-1), 0).to(kind) for x in (k, v, bias.unsqueeze(-1))]
+        joined = torch.cat([*own, kept.unsqueeze(-1).to(kind)], -1).transpose(1, 2).flatten(2)  # (B, S, H .)
         before, after = beyond_the_ends(joined, self.window, parts)
         together = torch.cat([before, joined, after], 1)
         together = together.view(*together.shape[:2], self.num_heads, -1).transpose(1, 2)
@@ -309,8 +310,12 @@ class SpectralAttention(AttentionMechanism):
 
     def merge(self, first: "KernelState | NearState", second: "KernelState | NearState") -> "KernelState | NearState":
         merged = self._of_here(KernelState.merge(self._far(first), self._far(second)))
-        # Neighbours of different documents do not mix: the next token's are those of the second.
-        return replace(second, far=merged) if isinstance(second, NearState) else merged
+        if not (isinstance(first, NearState) and isinstance(second, NearState)):
+            return merged
+        # Neighbours of different documents do not mix: the next token's are those of the second, if it has any.
+        some = (second.key_bias > -torch.inf).any(-1).any(1)[:, None, None]  # (B, 1, 1)
+        keys, values = (torch.where(some.unsqueeze(-1), x, y) for x, y in ((second.k, first.k), (second.v, first.v)))
+        return NearState(merged, keys, values, torch.where(some, second.key_bias, first.key_bias))
 
     def extend(
         self, state: "KernelState | NearState", q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None
@@ -429,7 +434,10 @@ class NearState:
 
     def near(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the result of the last token's query (B, H, 1, D) against all tokens, and its log-sum (B, H, 1)."""
-        scores = (q @ self.k.mT).squeeze(2) + self.key_bias  # (B, H, w + 1)
-        log_sum = scores.logsumexp(-1, keepdim=True)
-        weights = (scores - log_sum.clamp(min=NO_KEY)).exp().unsqueeze(2)
-        return weights @ self.v, log_sum
+        with full_precision(q) as dtype:
+            for x in (self.k, self.v):
+                dtype = torch.promote_types(dtype, x.dtype)
+            scores = (q.to(dtype) @ self.k.to(dtype).mT).squeeze(2) + self.key_bias.to(dtype)  # (B, H, w + 1)
+            log_sum = scores.logsumexp(-1, keepdim=True)
+            weights = (scores - log_sum.clamp(min=NO_KEY)).exp().unsqueeze(2)
+            return (weights @ self.v.to(dtype)).to(q.dtype), log_sum

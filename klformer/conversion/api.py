@@ -353,7 +353,7 @@ def _layer_errors(sites: list[Site], spec: AttentionSpec, learned: Learned, kept
         LayerErrors(
             layer=index,
             name=site.name,
-            attention=spec.label(),
+            attention=(_without_window(spec) if site.cross else spec).label(),
             num_frequencies=learned.records[site.name].num_frequencies,
             start=tuple(learned.at_start.by_site[site.name].tolist()),
             fitted=tuple(learned.fitted.by_site[site.name].tolist()),

@@ -63,7 +63,7 @@ class Call:
     def attend(self, mechanism: AttentionMechanism) -> Tensor:
         """What another attention gives, (B, H, L, E). Where queries are fewer than keys, they are the first tokens."""
         length, given = self.q.shape[2], {"key_mask": self.key_mask, "causal": self.causal}
-        if mechanism.supports_cross or length == self.k.shape[2]:
+        if mechanism.supports_cross or length >= self.k.shape[2]:
             return mechanism(self.q, self.k, self.v, **given)
         return mechanism(pad(self.q, (0, 0, 0, self.k.shape[2] - length)), self.k, self.v, **given)[:, :, :length]
 

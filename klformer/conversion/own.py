@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from klformer.attention import AttentionMechanism, AttentionSizes, MultiheadAttention
@@ -45,7 +47,23 @@ class OwnHost(Host):
         return Answer(answer, are_scores=hasattr(self.model, "head"), hidden=tuple(given))
 
     def sites(self, batch: Batch) -> list[Site]:
-        return [_site(name, layer) for name, layer in self._layers.items()]
+        remembered: set[MultiheadAttention] = set()
+
+        def note(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            memory = given[1] if len(given) > 1 else named.get("memory")
+            if memory is not None and isinstance(layer, MultiheadAttention):
+                remembered.add(layer)
+
+        hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in self._layers.values()]
+        try:
+            with torch.no_grad():
+                self.run(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # A layer of an encoder may attend from its first tokens to all of them.
+        own = {each.self_attention for each in self.model.modules() if isinstance(each, TransformerLayer)}
+        return [_site(name, layer, cross=layer in remembered - own) for name, layer in self._layers.items()]
 
     @contextmanager
     def watching(self, watcher: Watcher) -> Iterator[None]:
@@ -82,9 +100,8 @@ class _Watched(AttentionMechanism):
         return self._watcher(self._name, Call(q, k, v, key_mask, causal))
 
 
-def _site(name: str, layer: MultiheadAttention) -> Site:
-    # So a layer of a decoder calls it.
-    return Site(name, _sizes(layer.mechanism), causal=layer.causal, cross=name.endswith("cross_attention"))
+def _site(name: str, layer: MultiheadAttention, *, cross: bool) -> Site:
+    return Site(name, _sizes(layer.mechanism), causal=layer.causal, cross=cross)
 
 
 def _sizes(mechanism: AttentionMechanism) -> AttentionSizes:

@@ -208,7 +208,7 @@ class _Near(torch.autograd.Function):
             of_excess = products.sum(-1, keepdim=True).neg_()
             if d_log_sum is not None:
                 of_excess += rows.lay("excess", d_log_sum.unsqueeze(-1))
-            of_log_sum = rows.lay("log_sum", log_sum.clamp(min=NO_KEY).mul(-LOG2_E).unsqueeze(-1))
+            of_log_sum = rows.lay("log_sum", log_sum.clamp(min=NO_KEY).mul(-LOG2_E).unsqueeze(-1), behind=NO_KEY)
             of_q = rows.memory("d_q", q.shape[3])
             of_k, of_v = rows.memory("d_k", k.shape[3], fill=0), rows.memory("d_v", v.shape[3], fill=0)
             of_bias = rows.memory("d_bias", 1, fill=0)
@@ -292,12 +292,12 @@ class _Rows:
             flat[-layout.reach :] = edge
         return flat[: self._num_blocks * layout.block].view(self._num_blocks, layout.block, width)
 
-    def lay(self, use: str, x: Tensor) -> Tensor:
-        """Return what is by query (B, H, L, .) in blocks; zeros behind the end of a row."""
+    def lay(self, use: str, x: Tensor, *, behind: float = 0) -> Tensor:
+        """Return what is by query (B, H, L, .) in blocks, and a number behind the end of a row."""
         room = self.memory(use, x.shape[3])
         by_row = room.view(*self._shape, self._padded, x.shape[3])
         by_row[:, :, : self._length] = x[self._here]
-        by_row[:, :, self._length :] = 0
+        by_row[:, :, self._length :] = behind
         return room
 
     def write(self, place: Tensor, blocks: Tensor) -> None:
@@ -386,6 +386,8 @@ class _Rows:
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout) -> Result:
     """Return what `_Near` does, in plain operations: every derivative that torch can take, and any program."""
+    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+        return _plain_by_query(q, k, v, bias, kept, layout)
     length, size = q.shape[2], layout.block
     num_blocks = (length + size - 1) // size
     starts = size * torch.arange(num_blocks, device=q.device)[:, None]
@@ -411,3 +413,26 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | 
     weights = (scores - log_sum.unsqueeze(-1)).exp().masked_fill(none.unsqueeze(-1), 0)
     out = (weights @ v[:, :, places]).flatten(2, 3)[:, :, :length]
     return out, log_sum.masked_fill(none, -torch.inf).flatten(2, 3)[:, :, :length]
+
+
+def _plain_by_query(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
+) -> Result:
+    """Return what `_plain` does without blocks, whose number a program for any length would have to know."""
+    length, num_keys = q.shape[2], k.shape[2]
+    if kept is not None:
+        k, v = (x.masked_fill(~kept.unsqueeze(-1), 0) for x in (k, v))
+    places = torch.arange(length, device=q.device)[:, None] + (layout.before - layout.left)
+    places = places + torch.arange(layout.left + layout.right + 1, device=q.device)  # (L, keys)
+    nowhere = (places < 0) | (places >= num_keys)
+    places = torch.where(nowhere, num_keys, places)  # a key behind the last one
+    k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
+    scores = (k[:, :, places] @ q.unsqueeze(-1)).squeeze(-1)  # (B, H, L, keys)
+    if bias is not None:
+        scores = scores + pad(bias, (0, 1))[:, :, places]
+    hidden = nowhere if kept is None else nowhere | ~pad(kept, (0, 1))[:, :, places]
+    scores = scores.masked_fill(hidden, -torch.inf).clamp(min=2 * NO_KEY)
+    log_sum = scores.logsumexp(-1)
+    none = log_sum < NO_KEY
+    weights = (scores - log_sum.unsqueeze(-1)).exp().masked_fill(none.unsqueeze(-1), 0)
+    return (weights.unsqueeze(-2) @ v[:, :, places]).squeeze(-2), log_sum.masked_fill(none, -torch.inf)

@@ -303,3 +303,49 @@ def test_results_over_disjoint_keys_merge(empty):
     gradients = [torch.autograd.grad(x.square().sum(), (q, k, v), retain_graph=True) for x in (out, expected)]
     for x, y in zip(*gradients, strict=True):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-12)
+
+
+def test_a_large_weight_of_keys_has_gradients():
+    q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
+    results = [near_attention(q, k, v, window=2, key_bias=bias)[0] for bias in (None, torch.full((1, 1, 5), 100.0))]
+    gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in results]
+    for x, y in zip(*gradients, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decoding_in_half_precision(dtype):
+    attention = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8, window=4, near_gain=0.0).eval()
+    q, k, v = (torch.randn(1, 2, 9, 8).to(dtype) for _ in range(3))
+    with torch.no_grad():
+        whole, state, steps = attention(q, k, v, causal=True), attention.prepare_decoding(1), []
+        for token in zip(*(x.split(1, 2) for x in (q, k, v)), strict=True):
+            out, state = attention.step(*token, state)
+            steps.append(out)
+    found = torch.cat(steps, 2)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), whole.float(), atol=2e-2, rtol=2e-2)
+
+
+def test_a_state_without_tokens_merges_to_the_other():
+    mechanism, (q, k, v) = build("gmm-prf", 4), sequences()
+    state = mechanism.absorb(mechanism.initial_state(BATCH), k, v)
+    expected = mechanism.read(state, q[:, :, -1:])
+    for pair in ((state, mechanism.initial_state(BATCH)), (mechanism.initial_state(BATCH), state)):
+        torch.testing.assert_close(mechanism.read(mechanism.merge(*pair), q[:, :, -1:]), expected)
+
+
+def test_copies_of_an_attention_read_its_states():
+    mechanism, (q, k, v) = build("gmm-prf", 0), sequences()
+    state = mechanism.kernel_state(k, v)
+    assert torch.equal(copy.deepcopy(mechanism).read(state, q), mechanism.read(state, q))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_exported_layer_takes_any_length(causal):
+    layer = MultiheadAttention(model_dim=16, num_heads=2, attention="gmm-prf:window=4", causal=causal).eval()
+    length = torch.export.Dim("length", min=1)
+    program = torch.export.export(layer, (torch.randn(2, 9, 16),), dynamic_shapes={"x": {1: length}})
+    for tokens in (1, 7, 300):
+        x = torch.randn(2, tokens, 16)
+        torch.testing.assert_close(program.module()(x), layer(x), atol=1e-5, rtol=1e-5)

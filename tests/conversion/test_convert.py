@@ -320,3 +320,23 @@ def test_cluster_means():
     found = start.cluster_means(points, 2, generator)
     assert torch.cdist(found, centres).amin(-1).max() < 0.1
     assert start.cluster_means(points[:, :3], 5, generator).unique(dim=1).shape[1] == 5
+
+
+class Memory(torch.nn.Module):
+    """Attention to another sequence, called by no layer of klformer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = klformer.MultiheadAttention(model_dim=16, num_heads=2, attention="softmax")
+
+    def forward(self, x, y):
+        return self.memory(x, y)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 12), (9, 9), (12, 5)])
+def test_keys_of_another_sequence_are_no_neighbours(queries, keys):
+    data = [{"x": torch.randn(2, queries, 16), "y": torch.randn(2, keys, 16)} for _ in range(6)]
+    conversion = klformer.convert(Memory(), data, options={"num_frequencies": 8}, steps=2)
+    (record,) = conversion.records.values()
+    assert record.attention.options["window"] == 0
+    assert "window" not in conversion.certificate.layers[0].attention

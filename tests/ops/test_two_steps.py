@@ -1,5 +1,7 @@
 """Absorb, read and causal: every way to take attention apart gives the whole, with log-sums and gradients."""
 
+import copy
+import pickle
 import random
 
 import pytest
@@ -197,3 +199,61 @@ def test_states_of_other_kernels_are_refused():
         problem.kernel.omega.add_(0)
     with pytest.raises(ValueError, match="were changed after it had absorbed its keys"):
         state.read(problem.qkv[0])
+
+
+def a_state(name="prf"):
+    problem = Problem(name, torch.float64, seed=0)
+    (k, v), weights = problem.keys(slice(None))
+    with torch.no_grad():
+        return problem, absorb(problem.kernel, k, v, **weights)
+
+
+def test_states_share_no_memory():
+    problem, state = a_state()
+    q, k, v = (x.detach() for x in problem.qkv)
+    others = [state.weigh(1.0), KernelState.merge(state), state.shift(state.reference + 1)]
+    before = [other.read(q) for other in others]
+    state.absorb_(2 * k, 3 * v)
+    for other, result in zip(others, before, strict=True):
+        assert torch.equal(other.read(q), result)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("name", ["prf", "rks", "elu"])
+def test_copies_of_states_are_states(copied, name):
+    problem, state = a_state(name)
+    q, k, v = (x.detach() for x in problem.qkv)
+    problem.kernel = None
+    for original in (state, DecodingState(state)):
+        other = copied(original)
+        assert torch.equal(other.read(q), original.read(q))
+    twin, own = copied(DecodingState(state)), DecodingState(state)
+    for here in (slice(0, 1), slice(1, 2)):
+        token = (q[:, :, here], k[:, :, here], v[:, :, here])
+        assert torch.equal(twin.step(*token)[0], own.step(*token)[0])
+    assert torch.equal(twin.read(q), own.read(q))
+
+
+@pytest.mark.parametrize("name", ["rks", "elu"])
+def test_keys_with_weights_between_steps(name):
+    problem, state = a_state(name)
+    q, k, v = (x.detach() for x in problem.qkv)
+    tokens = [(q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1]) for t in range(3)]
+    bias = torch.full((1, 1, 1), 3.0, dtype=torch.float64)
+    own = DecodingState(state)
+    own.step(*tokens[0])
+    own.absorb_(*tokens[1][1:], key_bias=bias)
+    found, _ = own.step(*tokens[2])
+    wanted = state.absorb(*tokens[0][1:]).absorb(*tokens[1][1:], key_bias=bias).absorb(*tokens[2][1:])
+    torch.testing.assert_close(found, wanted.read(tokens[2][0]), atol=1e-10, rtol=1e-10)
+    nothing = DecodingState(KernelState(state.kernel, type(state.sums)(*(x[:0] for x in state.sums))))
+    assert nothing.step(*(x[:0] for x in tokens[0]))[0].shape == (0, HEADS, 1, VALUES)
+
+
+def test_a_state_of_a_compiled_program_is_one():
+    problem, _ = a_state()
+    q, k, v = (x.detach() for x in problem.qkv)
+    kernel = problem.kernel.with_tensors({name: x.detach() for name, x in problem.kernel.tensors().items()})
+    torch._dynamo.reset()
+    made = torch.compile(lambda k, v: absorb(kernel, k, v), backend="aot_eager")(k, v)
+    torch.testing.assert_close(made.read(q), absorb(kernel, k, v).read(q), atol=1e-10, rtol=1e-10)

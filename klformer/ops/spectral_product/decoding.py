@@ -4,6 +4,8 @@ The same sums as everywhere (`operands.py`), values and weights in one tensor, s
 frequencies are computed once, are shared by all sequences of a batch and never copied. For inference: no gradients.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,9 @@ class DecodingState(KernelState):
         #: Whether the log-scale is known to be 0 (not for exponential maps).
         self._unscaled = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodingState, (KernelState(self.kernel, Sums(*(x.clone() for x in self.sums))),)
+
     def absorb(
         self,
         k: Tensor,
@@ -57,7 +62,9 @@ class DecodingState(KernelState):
         backend: str = "auto",
     ) -> KernelState:
         self._unscaled = False
-        return self.absorb_(k, v, key_mask=key_mask, key_bias=key_bias, backend=backend)
+        return super().absorb_(k, v, key_mask=key_mask, key_bias=key_bias, backend=backend)
+
+    absorb_ = absorb
 
     @torch.no_grad()
     def step(
@@ -79,6 +86,8 @@ class DecodingState(KernelState):
             ArgumentError: the state is for another number of sequences.
         """
         self._check_batch(q)
+        if not q.shape[0]:
+            return torch.zeros_like(v), self._joined.new_zeros(q.shape[:3])
         if choose_backend(Call("absorb", self.kernel, k=k, v=v, key_bias=key_bias), backend).name != "chunked":
             return read(self.kernel, q, self.absorb(k, v, key_bias=key_bias, backend=backend), backend=backend)
         with full_precision(k):

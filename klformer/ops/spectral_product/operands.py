@@ -126,7 +126,7 @@ class SpectralKernel:
             return True
         mine, its = self.tensors(), other.tensors()
         return (
-            self.feature_map is other.feature_map
+            self.feature_map.name == other.feature_map.name  # of a copied module it is a copy
             and (self.simplex, self.norm_coefficient) == (other.simplex, other.norm_coefficient)
             and mine.keys() == its.keys()
             and all(

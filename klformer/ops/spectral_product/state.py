@@ -12,6 +12,7 @@ Everything here is differentiable, and a state knows its kernel: what was absorb
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -74,9 +75,13 @@ class KernelState:
     def __init__(self, kernel: SpectralKernel, sums: Sums) -> None:
         self.kernel = kernel
         self.sums = sums
-        self._versions = kernel.versions()
+        self._versions: tuple[int, ...] | None = None if torch.compiler.is_compiling() else kernel.versions()
         #: What an attention knows its own states by.
         self.made_by: object = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._versions = self.kernel.versions()  # copies have others
 
     @staticmethod
     def of(
@@ -246,6 +251,8 @@ class KernelState:
         """Raise ArgumentError if another kernel is given, or that of the state was changed in place."""
         if torch.compiler.is_compiling():
             return
+        if self._versions is None:  # it was made by a compiled program
+            self._versions = self.kernel.versions()
         if self._versions != self.kernel.versions():
             raise ArgumentError(
                 "the frequencies of this state were changed after it had absorbed its keys: absorb again"
@@ -266,7 +273,7 @@ class KernelState:
         Raises:
             ArgumentError: they are of other kernels, or of other numbers of sequences.
         """
-        sums = first.sums
+        sums = first.sums if others else Sums(*(x.clone() for x in first.sums))
         for number, other in enumerate(others, start=2):
             if not first.kernel.same_as(other.kernel):
                 raise ArgumentError(
@@ -310,7 +317,8 @@ class KernelState:
         weights = torch.as_tensor(log_weight, dtype=own.dtype, device=own.device)
         weights = weights.unsqueeze(-1) if weights.dim() == 1 else weights
         added = _expanded("log_weight", weights, own.shape[:2]).unsqueeze(-1)
-        return KernelState(self.kernel, self.sums._replace(log_scale=own + added))
+        values, weights, _ = self.sums
+        return KernelState(self.kernel, Sums(values.clone(), weights.clone(), own + added))
 
     def save(self, path: Path | str) -> None:
         """Write the state and its kernel as safetensors, in one stroke.
