@@ -120,10 +120,38 @@ def merge_results(first: Result, second: Result) -> Result:
     """
     (out, log_sum), (other, its) = first, second
     # -inf less -inf is not a number; this is, and as far below all others.
-    mine, its = log_sum.clamp(min=NO_KEY), its.clamp(min=NO_KEY)
+    operands = out, log_sum.clamp(min=NO_KEY), other, its.clamp(min=NO_KEY)
+    traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or is_transformed(*operands)
+    merged, total = _merge(operands) if traced else _Merge.apply(*operands)  # type: ignore[no-untyped-call]
+    return merged, total.masked_fill(total < NO_KEY / 2, -torch.inf)
+
+
+def _merge(operands: Sequence[Tensor | None]) -> Result:
+    """Return what `_Merge` does, in plain operations."""
+    out, mine, other, its = cast(tuple[Tensor, Tensor, Tensor, Tensor], tuple(operands))
     share = (its - mine).sigmoid().unsqueeze(-1)
-    total = torch.logaddexp(mine, its)
-    return out + share.to(out.dtype) * (other - out), total.masked_fill(total < NO_KEY / 2, -torch.inf)
+    return out + share.to(out.dtype) * (other - out), torch.logaddexp(mine, its)
+
+
+class _Merge(torch.autograd.Function):
+    """One node of autograd's graph: its own operations would write out five tensors of the size of a result."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, mine: Tensor, other: Tensor, its: Tensor) -> Result:
+        share = (its - mine).sigmoid()
+        ctx.save_for_backward(out, mine, other, its, share)
+        return torch.lerp(out, other, share.unsqueeze(-1).to(out.dtype)), torch.logaddexp(mine, its)
+
+    @staticmethod
+    def backward(ctx: Any, d_merged: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
+        *operands, share = ctx.saved_tensors
+        if is_derived_again(d_merged) or is_derived_again(d_total):
+            return tuple(gradients_of(_merge, operands, ctx.needs_input_grad, (d_merged, d_total)))
+        out, _, other, _ = operands
+        d_other = d_merged * share.unsqueeze(-1).to(d_merged.dtype)
+        d_share = torch.sub(other, out).mul_(d_merged).sum(-1, dtype=share.dtype)
+        slope, of_its = d_share * share * (1 - share), share * d_total
+        return d_merged - d_other, d_total - of_its - slope, d_other, of_its + slope
 
 
 @dataclass(frozen=True)
