@@ -8,6 +8,7 @@ from conversion_support import ENCODERS, batches
 from run_support import TINY_FLAGS
 
 import klformer
+from klformer import plugins
 from klformer.attention import MultiheadAttention
 from klformer.cli.main import main
 from klformer.distributed import sequence_parallel
@@ -53,6 +54,7 @@ def plugin(tmp_path, monkeypatch):
     """The file, and what it counted; its backends are gone after the test."""
     monkeypatch.setattr(BACKENDS, "_entries", dict(BACKENDS._entries))
     monkeypatch.setattr(dispatch, "_by_priority", list(dispatch._by_priority))
+    monkeypatch.setenv(plugins.ENVIRONMENT, "")  # which names them to the processes of later tests
     path = tmp_path / "counted_plugin.py"
     path.write_text(PLUGIN)
     return path
