@@ -15,7 +15,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	# torch by itself and by its exact version: where a build for CPUs is to be had, this takes it.
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab]'
 	touch $@
 
 # One process with one thread for each core: the tests are many small problems.
@@ -41,7 +41,7 @@ docs: install .venv/docs-installed
 
 # Tables and figures of the docs, and the report of the runs that are kept with them, made again of their data.
 evidence: figures
-	$(BIN)/python -m klformer.analysis.evidence.pages docs README.md
+	$(BIN)/python -m klformer.lab.analysis.evidence.pages docs README.md
 	$(BIN)/python docs/publish.py
 
 .venv/docs-installed: .venv/installed

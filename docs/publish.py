@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from klformer.files import write_text
-from klformer.report.collect import Collection, collect
-from klformer.report.page import render
+from klformer.lab.report.collect import Collection, collect
+from klformer.lab.report.page import render
 
 EVIDENCE = Path(__file__).parent / "evidence"
 REPORT = EVIDENCE / "report.html"

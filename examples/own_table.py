@@ -5,7 +5,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from klformer.cli.main import main
+from klformer.lab.cli.main import main
 
 GOOD, BAD = ["lovely", "bright", "moving", "funny"], ["dull", "noisy", "stale", "long"]
 FILLER = ["the film", "the cast", "a scene", "this story", "the music"]

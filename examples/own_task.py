@@ -10,8 +10,8 @@ import tempfile
 import numpy as np
 
 import klformer
-from klformer.cli.main import main
-from klformer.data import Examples, Sequences
+from klformer.lab.cli.main import main
+from klformer.lab.data import Examples, Sequences
 
 
 @klformer.register_task

@@ -1,5 +1,8 @@
 """klformer: Transformers whose attention kernel is learned from data, linear in the sequence length.
 
+The library needs torch, safetensors and pydantic. `klformer.lab`, with tasks, training, reports and the command line,
+needs the extra `lab`.
+
 The names below are imported when they are first used: `import klformer` and `klformer --version` need no torch.
 """
 
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
         spectral_product,
         use_backend,
     )
-    from klformer.tasks import Task, register_task
-    from klformer.training.objective import Objective
+    from klformer.lab.tasks import Task, register_task
+    from klformer.lab.training.objective import Objective
 
 __version__ = "0.2.0"
 
@@ -86,9 +89,9 @@ _HOMES = {
     "EncoderConfig": "klformer.models",
     "KernelState": "klformer.ops.spectral_product",
     "MultiheadAttention": "klformer.attention",
-    "Objective": "klformer.training.objective",
+    "Objective": "klformer.lab.training.objective",
     "SpectralDistribution": "klformer.kernels",
-    "Task": "klformer.tasks",
+    "Task": "klformer.lab.tasks",
     "TransformerDecoder": "klformer.models",
     "TransformerEncoder": "klformer.models",
     "absorb": "klformer.ops.spectral_product",
@@ -106,7 +109,7 @@ _HOMES = {
     "register_attention": "klformer.attention",
     "register_backend": "klformer.ops.spectral_product",
     "register_spectrum": "klformer.attention",
-    "register_task": "klformer.tasks",
+    "register_task": "klformer.lab.tasks",
     "resample": "klformer.noise",
     "spectral_product": "klformer.ops.spectral_product",
     "use_backend": "klformer.ops.spectral_product",
@@ -114,7 +117,7 @@ _HOMES = {
 }
 
 #: Packages that are there after `import klformer`, as the docs write them.
-_PACKAGES = ("attention", "conversion", "distributed", "kernels", "models", "nn", "ops", "tasks", "training")
+_PACKAGES = ("attention", "conversion", "distributed", "kernels", "lab", "models", "nn", "ops")
 
 if not TYPE_CHECKING:  # a type checker would take it for a promise of any name
 

@@ -1,6 +1,19 @@
-"""`python -m klformer` is the command `klformer`; torchrun starts it this way."""
+"""The command `klformer`, also as `python -m klformer`; torchrun starts it this way."""
 
-from klformer.cli.main import main
+import sys
+
+from klformer.errors import MissingExtraError
+
+
+def main() -> None:
+    """Run the command line, which is part of the laboratory."""
+    try:
+        from klformer.lab.cli.main import main as run
+    except MissingExtraError as error:
+        print(f"klformer: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,8 @@ The command line prints a `UserError` as one line and exits; everything else is 
 traceback. Library users may catch `ArgumentError` as the ValueError that it also is.
 """
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -92,14 +94,40 @@ class RunError(UserError):
     Examples:
         >>> from pathlib import Path
         >>> from klformer.errors import RunError
-        >>> from klformer.runs.load import load_run
-        >>> from klformer.training.progress import SilentReporter
+        >>> from klformer.lab.runs.load import load_run
+        >>> from klformer.lab.training.progress import SilentReporter
         >>> try:
         ...     load_run(Path("runs/missing"), SilentReporter())
         ... except RunError as error:
         ...     print(error)
         there is no folder runs/missing
     """
+
+
+class MissingExtraError(UserError, ModuleNotFoundError):
+    """A package that is not installed because it belongs to an extra; the message has the command that installs it.
+
+    Examples:
+        >>> from klformer.errors import MissingExtraError, check_extra
+        >>> try:
+        ...     check_extra("bench", "this comparison", ["nobodys_package"])
+        ... except MissingExtraError as error:
+        ...     print(error)
+        this comparison needs nobodys_package: pip install 'klformer[bench]'
+    """
+
+
+def check_extra(extra: str, what: str, modules: Sequence[str]) -> None:
+    """Raise MissingExtraError unless all modules of an extra are installed.
+
+    Args:
+        extra: The name that pip knows it by.
+        what: What needs them, to begin the message with.
+        modules: The modules that are needed, which are not imported by this.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"{what} needs {', '.join(missing)}: pip install 'klformer[{extra}]'")
 
 
 class OtherProcessFailedError(Exception):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from klformer.cli.main import main
+from klformer.lab.cli.main import main
 
 
 def run(capsys, *arguments):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klformer.tasks import TASKS, register_task
+from klformer.lab.tasks import TASKS, register_task
 
 
 @pytest.fixture(autouse=True)

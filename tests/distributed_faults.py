@@ -20,13 +20,13 @@ import torch.utils.tensorboard
 from fork_support import forked, free_port
 from run_support import tiny
 
-from klformer.cli.main import main as klformer_main
-from klformer.runs.config import ExperimentConfig
-from klformer.runs.folder import RunFolder
-from klformer.runs.train import train_run
-from klformer.training.checkpoint import CheckpointStore
-from klformer.training.progress import SilentReporter
-from klformer.training.trainer import Trainer
+from klformer.lab.cli.main import main as klformer_main
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.train import train_run
+from klformer.lab.training.checkpoint import CheckpointStore
+from klformer.lab.training.progress import SilentReporter
+from klformer.lab.training.trainer import Trainer
 
 PATIENCE = 4.0
 HOSTS = ("klformer-test-0", "klformer-test-1")
@@ -96,7 +96,7 @@ def start(folder, *, hosts, steps, boom_at=None):
 
 def as_command(config, folder):
     """Train as `klformer train` does, with its words for errors."""
-    from klformer.cli import train as command
+    from klformer.lab.cli import train as command
 
     command.COMMAND = type(command.COMMAND)(
         lambda arguments, prog: None,

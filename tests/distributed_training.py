@@ -10,10 +10,10 @@ import torch.utils.tensorboard
 from fork_support import as_torchrun, codes_of, forked
 from run_support import tiny
 
-from klformer.runs.config import ExperimentConfig
-from klformer.runs.train import train_run
-from klformer.training.processes import leave_processes
-from klformer.training.progress import SilentReporter
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.train import train_run
+from klformer.lab.training.processes import leave_processes
+from klformer.lab.training.progress import SilentReporter
 
 #: Tasks with outputs of whole sequences and of positions.
 TASKS = {

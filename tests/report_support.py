@@ -13,17 +13,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from klformer.analysis.output import write_results
-from klformer.bench import peers
-from klformer.bench.attention_tables import summarise
-from klformer.bench.measure import spread
-from klformer.bench.model import command as bench_model
-from klformer.bench.model.step import MATERIALISED, Seconds
-from klformer.cli import report as command
-from klformer.cli.report import Report
+from klformer.lab.analysis.output import write_results
+from klformer.lab.bench import peers
+from klformer.lab.bench.attention_tables import summarise
+from klformer.lab.bench.measure import spread
+from klformer.lab.bench.model import command as bench_model
+from klformer.lab.bench.model.step import MATERIALISED, Seconds
+from klformer.lab.cli import report as command
+from klformer.lab.cli.report import Report
 from klformer.memory import MEBIBYTE
 from klformer.models import AttentionSpec
-from klformer.runs.presets import preset
+from klformer.lab.runs.presets import preset
 
 ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from klformer.data import Examples, Sequences
-from klformer.tasks import Task
-from klformer.training.objectives import Regression
+from klformer.lab.data import Examples, Sequences
+from klformer.lab.tasks import Task
+from klformer.lab.training.objectives import Regression
 
 
 class Parity(Task):

@@ -7,7 +7,7 @@ import pytest
 
 from klformer.attention.registry import ATTENTIONS
 from klformer.kernels import SPECTRA
-from klformer.tasks import TASKS
+from klformer.lab.tasks import TASKS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: What a script prints if it shows what it is for.

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, pipeline
 
 import klformer
-from klformer.cli.main import main
+from klformer.lab.cli.main import main
 from klformer.conversion import fit
 from klformer.conversion.hf import footprint
 from klformer.conversion.texts import read_texts

@@ -13,9 +13,9 @@ import torch
 from run_support import final_state, tiny
 
 from klformer.errors import ArgumentError
-from klformer.training.config import ParallelConfig
-from klformer.training.log import read_lines
-from klformer.training.processes import make_layout
+from klformer.lab.training.config import ParallelConfig
+from klformer.lab.training.log import read_lines
+from klformer.lab.training.processes import make_layout
 
 TESTS = Path(__file__).parents[1]
 

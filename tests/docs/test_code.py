@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from klformer.attention.registry import ATTENTIONS
-from klformer.cli.main import COMMANDS
+from klformer.lab.cli.main import COMMANDS
 from klformer.kernels import SPECTRA
-from klformer.tasks import TASKS
+from klformer.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])

@@ -13,14 +13,14 @@ from typing import get_type_hints
 
 import pytest
 
-from klformer.cli.analyze import ANALYSES
-from klformer.cli.bench import BENCHMARKS
-from klformer.cli.main import COMMANDS
+from klformer.lab.cli.analyze import ANALYSES
+from klformer.lab.cli.bench import BENCHMARKS
+from klformer.lab.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
-MEASURED = ("klformer/analysis/evidence/measured.json", "examples/conversion/measured.json")
+MEASURED = ("klformer/lab/analysis/evidence/measured.json", "examples/conversion/measured.json")
 DATA = [*sorted((ROOT / "docs/evidence/data").glob("*.json")), *(ROOT / name for name in MEASURED)]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

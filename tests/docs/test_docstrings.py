@@ -22,7 +22,7 @@ from torch import nn
 from klformer.attention.registry import ATTENTIONS
 from klformer.kernels import SPECTRA
 from klformer.ops.spectral_product import BACKENDS
-from klformer.tasks import TASKS
+from klformer.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
@@ -32,15 +32,15 @@ PACKAGES = (
     "klformer",
     "klformer.attention",
     "klformer.conversion",
-    "klformer.data",
+    "klformer.lab.data",
     "klformer.distributed",
     "klformer.kernels",
     "klformer.models",
     "klformer.nn",
     "klformer.ops.spectral_product",
-    "klformer.tasks",
-    "klformer.tokens",
-    "klformer.training.objectives",
+    "klformer.lab.tasks",
+    "klformer.lab.tokens",
+    "klformer.lab.training.objectives",
 )
 #: Errors that training raises for itself: nobody else sees them.
 INTERNAL = ("klformer.errors.OtherProcessFailedError", "klformer.errors.Interrupted")

@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from klformer.plotting import COLOURS, WIDE, save
+from klformer.lab.plotting import COLOURS, WIDE, save
 
 DOCS = Path(__file__).parents[2] / "docs"
 DRAW = runpy.run_path(str(DOCS / "draw.py"))

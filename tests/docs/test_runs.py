@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from klformer.analysis.evidence.command import EvidenceAnalysis, run
-from klformer.analysis.evidence.keep import rounded
+from klformer.lab.analysis.evidence.command import EvidenceAnalysis, run
+from klformer.lab.analysis.evidence.keep import rounded
 from klformer.files import read_json
-from klformer.report.collect import collect
+from klformer.lab.report.collect import collect
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 ARCHIVES = sorted((EVIDENCE / "runs").glob("*.tar.xz"))

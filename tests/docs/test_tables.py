@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from klformer.analysis.evidence.pages import render
-from klformer.analysis.mse.command import compare_formulas
-from klformer.analysis.variance.command import correlate
+from klformer.lab.analysis.evidence.pages import render
+from klformer.lab.analysis.mse.command import compare_formulas
+from klformer.lab.analysis.variance.command import correlate
 from klformer.errors import ArgumentError, FileError
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/evidence/data"
-MEASURED = ROOT / "klformer/analysis/evidence/measured.json"
+MEASURED = ROOT / "klformer/lab/analysis/evidence/measured.json"
 CONVERTED = ROOT / "examples/conversion/measured.json"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_TABLES = [page for page in PAGES if "<!-- table" in page.read_text()]

@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), 
 
 from targets import TARGETS  # noqa: E402
 
-from klformer.environment import describe_environment, typed_command  # noqa: E402
+from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 from klformer.errors import UserError  # noqa: E402
 from klformer.files import write_json  # noqa: E402
 

@@ -18,17 +18,17 @@ from pyarrow import parquet
 from run_support import sealed, tiny
 
 from klformer.attention import AttentionSpec
-from klformer.cli.main import _split_first
+from klformer.lab.cli.main import _split_first
 from klformer.files import sha256
 from klformer.plugins import load_plugin
-from klformer.report.collect import collect
-from klformer.report.run import read_run
-from klformer.runs.config import ExperimentConfig
-from klformer.runs.folder import RunFolder
-from klformer.runs.load import load_run
-from klformer.runs.train import train_run
-from klformer.tasks.text import ReviewTables, TextData
-from klformer.training.progress import SilentReporter
+from klformer.lab.report.collect import collect
+from klformer.lab.report.run import read_run
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.load import load_run
+from klformer.lab.runs.train import train_run
+from klformer.lab.tasks.text import ReviewTables, TextData
+from klformer.lab.training.progress import SilentReporter
 
 
 def _trained(folder):

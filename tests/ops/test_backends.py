@@ -10,7 +10,7 @@ from run_support import TINY_FLAGS
 import klformer
 from klformer import plugins
 from klformer.attention import MultiheadAttention
-from klformer.cli.main import main
+from klformer.lab.cli.main import main
 from klformer.distributed import sequence_parallel
 from klformer.ops.spectral_product import BACKENDS, FusedBackend, dispatch
 

@@ -1,0 +1,227 @@
+"""`klformer bench attention`: time and memory of every attention against the length of the sequence."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import pyplot as plt
+from rich.console import Console
+from rich.table import Table
+
+from klformer.attention import attention_capabilities, attention_names, attention_options, build_attention
+from klformer.lab.bench.attention_tables import (
+    lengths_of,
+    memory_columns,
+    names_of,
+    summarise,
+    time_columns,
+    values_of,
+)
+from klformer.lab.bench.measure import (
+    as_flags,
+    backends_of,
+    both_times,
+    describe_backends,
+    in_own_process,
+    measured_with_kept_memory,
+    spread,
+)
+from klformer.lab.bench.report import make_report
+from klformer.checks import check_choice
+from klformer.lab.environment import describe_machine
+from klformer.errors import ArgumentError
+from klformer.files import write_json
+from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.lab.plotting import plot_against_length, save
+from klformer.lab.terminal import make_console
+
+CAPTION = "Forward and backward of attentions against the length: seconds, and bytes of memory above the operands."
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Shape of the problem; every attention has the same."""
+
+    length: int = 4096
+    """Tokens L of the sequence."""
+    batch: int = 1
+    """Sequences B."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    num_frequencies: int = 128
+    """Frequencies R of the kernels."""
+
+
+@dataclass(frozen=True)
+class AttentionBench:
+    """Forward and backward of every attention: time as medians of interleaved rounds, memory in processes of their own.
+
+    Example: klformer bench attention --lengths 1024 4096 --out bench
+    """
+
+    attentions: tuple[str, ...] = field(default_factory=lambda: tuple(attention_names()))
+    """Names; all by default. Their options are the defaults, which are Long Range Arena's."""
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
+    """Lengths of the sequences, from short to long."""
+    batch: int = 1
+    """Sequences B."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    num_frequencies: int = 128
+    """Frequencies R of the kernels."""
+    repeats: int = 3
+    """Rounds that are counted."""
+    memory: bool = True
+    """Measure memory as well."""
+    kept: bool = True
+    """Measure time again in a process that keeps the memory that it frees."""
+    out: Path | None = None
+    """Folder for attention.json, attention.svg and attention.png."""
+
+    def sizes(self, length: int) -> AttentionSizes:
+        return AttentionSizes(length, self.batch, self.heads, self.head_dim, self.num_frequencies)
+
+
+@dataclass(frozen=True)
+class AttentionMemory:
+    """Print the extra peak memory of one attention in bytes; `attention` calls this in a new process for each."""
+
+    name: str
+    """Name of the attention."""
+    sizes: AttentionSizes
+
+
+def run(options: AttentionBench) -> None:
+    """Measure, print the tables, and write the figures where they were asked for."""
+    for name in options.attentions:
+        check_choice("attentions", name, attention_names())
+    if list(options.lengths) != sorted(set(options.lengths)) or not options.lengths:
+        raise ArgumentError(f"lengths must rise, got {options.lengths}")
+    console = make_console(140)
+    environment = describe_machine()
+    console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")
+    results = []
+    for length in options.lengths:
+        results += _measure(options, length, console)
+    if options.kept:
+        for row, again in zip(results, measured_with_kept_memory("attention", options)["results"], strict=True):
+            row["seconds_kept"] = again["seconds"]
+    found = {"sizes": vars(options.sizes(0)), "results": results, "summary": summarise(results)}
+    report = make_report(environment, {"caption": CAPTION, **found})
+    quantities = [
+        "seconds",
+        "processor",
+        *(["seconds_kept"] if options.kept else []),
+        *(["memory"] if options.memory else []),
+    ]
+    for quantity in quantities:
+        console.print(_table(options, report, quantity))
+    console.print(describe_backends(results), highlight=False)
+    if options.out is not None:
+        write_json(options.out / "attention.json", report)
+        draw(report, options.out / "attention.svg", options.out / "attention.png")
+        console.print(f"figures written to {options.out}")
+
+
+def measure_memory(options: AttentionMemory) -> None:
+    """Print the extra peak memory in bytes; meant to be alone in its process."""
+    forward_and_backward(options.name, AttentionSizes(**{**vars(options.sizes), "length": 256}))()
+    print(extra_peak_memory(forward_and_backward(options.name, options.sizes)))
+
+
+def forward_and_backward(name: str, sizes: AttentionSizes) -> Callable[[], None]:
+    """One training step's worth of an attention: the result and the gradients of operands and parameters."""
+    torch.manual_seed(0)
+    chosen = {"num_frequencies": sizes.num_frequencies} if "num_frequencies" in attention_options(name) else {}
+    mechanism = build_attention(name, num_heads=sizes.heads, head_dim=sizes.head_dim, max_len=sizes.length, **chosen)
+    shape = (sizes.batch, sizes.heads, sizes.length, sizes.head_dim)
+    q, k, v, d_out = (torch.randn(shape) for _ in range(4))
+    wanted = [v.requires_grad_(), *mechanism.parameters()]
+    if mechanism.uses_queries:
+        wanted.append(q.requires_grad_())
+    if mechanism.uses_keys:
+        wanted.append(k.requires_grad_())
+
+    def step() -> None:
+        torch.autograd.grad(mechanism(q, k, v), wanted, d_out)
+
+    return step
+
+
+def _measure(options: AttentionBench, length: int, console: Console) -> list[dict[str, Any]]:
+    sizes = options.sizes(length)
+    subjects = {name: forward_and_backward(name, sizes) for name in options.attentions}
+    with console.status(f"L={length:,}: time"):
+        times = both_times(subjects, repeats=options.repeats)
+    served = {name: backends_of(step) for name, step in subjects.items()}
+    del subjects
+    results = []
+    for name, (seconds, processor) in times.items():
+        memory = None
+        if options.memory:
+            with console.status(f"L={length:,}: memory of {name}"):
+                memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
+        clocks = {"seconds": spread(seconds), "processor": spread(processor)}
+        least = result_and_gradients(name, sizes)
+        row = {"name": name, "length": length, **clocks, "memory": memory, "result_and_gradients": least}
+        results.append(row | {"backends": served[name]})
+    return results
+
+
+def result_and_gradients(name: str, sizes: AttentionSizes) -> int:
+    """Bytes of what `forward_and_backward` has to hand out, but for the gradients of parameters: the result, and the
+    gradients of the values and of those of queries and keys that the attention looks at."""
+    can = attention_capabilities(name)
+    tensors = 2 + can.uses_queries + can.uses_keys
+    return tensors * sizes.batch * sizes.heads * sizes.length * sizes.head_dim * torch.float32.itemsize
+
+
+def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) -> Table:
+    timed = quantity != "memory"
+    unit = "ms" if timed else "MiB"
+    what = {
+        "seconds": "time, default allocator",
+        "processor": "processor time of all threads",
+        "seconds_kept": "time, freed memory kept",
+    }.get(quantity, "peak memory above the operands")
+    shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
+    title = f"forward + backward, {what}, {unit}, {shape}"
+    caption = f"medians of {options.repeats} rounds" if timed else "in processes that give memory back at once"
+    columns = time_columns(report["results"], quantity) if timed else memory_columns(report["results"])
+    table = Table(title=title, caption=f"{caption}; {report['environment']['machine']}")
+    table.add_column("attention")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for name, *cells in zip(names_of(report["results"]), *columns.values(), strict=True):
+        table.add_row(name, *cells)
+    return table
+
+
+def draw(report: dict[str, Any], *targets: Path) -> None:
+    """Time and memory against the length, both on logarithmic axes."""
+    results = report["results"]
+    quantities = [("seconds", 1e3, "ms"), ("memory", 1 / MEBIBYTE, "MiB above the operands")]
+    quantities = [entry for entry in quantities if any(row[entry[0]] for row in results)]
+    figure, all_axes = plt.subplots(1, len(quantities), figsize=(5.2 * len(quantities) + 1.8, 5), layout="constrained")
+    for axes, (quantity, scale, unit) in zip([all_axes] if len(quantities) == 1 else all_axes, quantities, strict=True):
+        lines = {}
+        for name in names_of(results):
+            points = zip(lengths_of(results), values_of(results, name, quantity), strict=True)
+            lines[name] = [(length, value * scale) for length, value in points if value]
+        plot_against_length(axes, {name: points for name, points in lines.items() if points})
+        axes.set_ylabel(("time, " if quantity == "seconds" else "memory, ") + unit)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
+    sizes = report["sizes"]
+    figure.suptitle(
+        f"Forward and backward of one attention: H={sizes['heads']}, D={sizes['head_dim']}, "
+        f"R={sizes['num_frequencies']}, {report['environment']['date']}",
+        fontsize=10,
+    )
+    save(figure, *targets)

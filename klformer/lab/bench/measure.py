@@ -1,0 +1,206 @@
+"""How time and memory are measured: interleaved repeats with medians, and the peak of a process of its own."""
+
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from klformer.ops.spectral_product import record_backends
+
+Subject = TypeVar("Subject")
+
+
+def backends_of(run: Callable[[], object]) -> list[str]:
+    """Return the names of the backends that serve products in a call."""
+    with record_backends() as served:
+        run()
+    return sorted({name for _, name in served})
+
+
+def describe_backends(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say who served which subjects, for rows with their names and backends."""
+    by_backend: dict[str, list[str]] = {}
+    for row in rows:
+        for backend in row["backends"]:
+            by_backend.setdefault(backend, []).append(row["name"])
+    served = (f"{backend}: {', '.join(dict.fromkeys(names))}" for backend, names in by_backend.items())
+    return f"served by {'; '.join(served)}" if by_backend else "no products of kernels"
+
+
+def round_times(
+    subjects: Mapping[Subject, Callable[[], object]],
+    *,
+    repeats: int,
+    slow_seconds: float = math.inf,
+    slow_repeats: int = 1,
+) -> dict[Subject, list[float]]:
+    """Seconds of each subject in each round. Every round runs all subjects once, so that a slow minute of the machine
+    hits all alike.
+
+    A first round warms up and is not counted. Subjects that took more than `slow_seconds` in it take part in the next
+    `slow_repeats` rounds only.
+    """
+    times: dict[Subject, list[float]] = {subject: [] for subject in subjects}
+    rounds = dict.fromkeys(subjects, repeats)
+    for index in range(repeats + 1):
+        for subject, run in subjects.items():
+            if index > rounds[subject]:
+                continue
+            start = time.perf_counter()
+            run()
+            elapsed = time.perf_counter() - start
+            if index > 0:
+                times[subject].append(elapsed)
+            elif elapsed > slow_seconds:
+                rounds[subject] = min(repeats, slow_repeats)
+    return times
+
+
+def both_times(
+    subjects: Mapping[Subject, Callable[[], object]],
+    *,
+    repeats: int,
+    slow_seconds: float = math.inf,
+    slow_repeats: int = 1,
+) -> dict[Subject, tuple[list[float], list[float]]]:
+    """As `round_times`: seconds of the wall, and of the processor (all threads), which other work disturbs less."""
+    processor: dict[Subject, list[float]] = {subject: [] for subject in subjects}
+
+    def counted(subject: Subject, run: Callable[[], object]) -> Callable[[], None]:
+        def call() -> None:
+            start = time.process_time()
+            run()
+            processor[subject].append(time.process_time() - start)
+
+        return call
+
+    timed = {subject: counted(subject, run) for subject, run in subjects.items()}
+    wall = round_times(timed, repeats=repeats, slow_seconds=slow_seconds, slow_repeats=slow_repeats)
+    return {subject: (wall[subject], processor[subject][1:]) for subject in subjects}  # the first warms up
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def with_spread(values: Mapping[str, float] | None, form: str, scale: float = 1) -> str:
+    """A `spread` for tables: median (lowest to highest), or the only value; empty where there is none."""
+    if values is None:
+        return ""
+    median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
+    return f"{median} ({low} to {high})" if low != high else median
+
+
+#: For processes whose memory is measured. glibc keeps freed blocks that are smaller than a threshold, and moves the
+#: threshold as it goes, so that the same step has one peak or another; with a fixed one, tensors are given back.
+GIVE_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 * 1024)}
+
+
+#: For processes that keep the memory that they free, instead of giving it back and having it zeroed again: glibc gives
+#: back large blocks by default, which costs whoever writes out large tensors more than their arithmetic.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)}
+
+
+def measured_with_kept_memory(benchmark: str, options: Any) -> dict[str, Any]:
+    """What a benchmark writes that is run again in a process that keeps the memory it frees, time alone.
+
+    Args:
+        benchmark: Its name.
+        options: A dataclass with the fields `memory` and `kept`, and `json` (a file) or `out` (a folder).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{benchmark}.json"
+        target = {"json": path} if "json" in {field.name for field in fields(options)} else {"out": path.parent}
+        again = replace(options, memory=False, kept=False, **target)
+        in_own_process([benchmark, *typed_flags(again)], environment=KEEP_FREED_MEMORY)
+        report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def typed_flags(options: Any) -> list[str]:
+    """The options of a benchmark as they are typed."""
+    flags: list[str] = []
+    for field in fields(options):
+        flag, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            flags += [flag, *map(str, value)]
+        elif value is not None:
+            flags += [flag, str(value)]
+    return flags
+
+
+def in_own_process(arguments: Sequence[str], *, environment: Mapping[str, str] = GIVE_MEMORY_BACK) -> str:
+    """What `python -m klformer.lab.bench ARGUMENTS` prints, run in a new process, with some more in its environment.
+
+    Raises:
+        RuntimeError: if it fails, with the reason in the first line, and more of its error output below.
+    """
+    command = [sys.executable, "-m", "klformer.lab.bench", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+    if result.returncode:
+        reason = _reason(result.returncode, result.stderr)
+        raise RuntimeError(f"{reason}\nklformer.bench {' '.join(arguments)}:\n{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def _reason(code: int, errors: str) -> str:
+    """Why a process ended: the signal that killed it, or the last line of its error output."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")
+    return f"exit code {code}: {(errors.strip().splitlines() or ['no message'])[-1]}"
+
+
+def as_flags(options: Mapping[str, object], prefix: str = "") -> list[str]:
+    """Options as they are typed: --prefix.name value ..."""
+    return [part for key, value in options.items() for part in (f"--{prefix}{key.replace('_', '-')}", str(value))]
+
+
+def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
+    fit = statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in values])
+    return fit.slope
+
+
+def growth_power(lengths: Sequence[float], values: Sequence[float]) -> float | None:
+    """The power of the length as which values grow; None unless two of them are above 0."""
+    points = [(length, value) for length, value in zip(lengths, values, strict=True) if value > 0]
+    return log_log_slope(*zip(*points, strict=True)) if len(points) > 1 else None
+
+
+def show_power(power: float | None) -> str:
+    """A power of the length for tables; empty if there is none."""
+    return "" if power is None else f"L^{power:.2f}"
+
+
+def growth(lengths: Sequence[float], values: Sequence[float]) -> str:
+    """How values grow with the length, for tables; empty if there is nothing to fit."""
+    return show_power(growth_power(lengths, values))
+
+
+def crossover(lengths: Sequence[float], times: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Length from which on `times` stay below `reference`, on straight lines between measurements in logarithms.
+
+    The shortest length if they are below from the start, None if not even at the longest.
+    """
+    gains = [math.log(theirs / mine) for mine, theirs in zip(times, reference, strict=True)]
+    slower = [index for index, gain in enumerate(gains) if gain <= 0]
+    if not slower:
+        return lengths[0]
+    last = slower[-1]
+    if last == len(lengths) - 1:
+        return None
+    share = -gains[last] / (gains[last + 1] - gains[last])
+    return lengths[last] * (lengths[last + 1] / lengths[last]) ** share

@@ -1,0 +1,118 @@
+"""What the op benchmark compares: the fused product, materialised features and softmax; `floors` has the floors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from klformer.lab.bench.sizes import Sizes
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import SpectralKernel
+from klformer.ops.spectral_product import attend as product
+
+
+@dataclass
+class Operands:
+    """Random operands of the given sizes, and the gradient of the result."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    omega: Tensor
+    d_out: Tensor
+
+    @staticmethod
+    def random(sizes: Sizes) -> "Operands":
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        sequence = (sizes.batch, sizes.heads, sizes.length)
+        operands = Operands(
+            q=normal(*sequence, sizes.head_dim) * sizes.head_dim**-0.25,
+            k=normal(*sequence, sizes.head_dim) * sizes.head_dim**-0.25,
+            v=normal(*sequence, sizes.value_dim),
+            omega=normal(sizes.heads, sizes.frequencies, sizes.head_dim) * 0.3,
+            d_out=normal(*sequence, sizes.value_dim),
+        )
+        for tensor in operands.inputs():
+            tensor.requires_grad_()
+        return operands
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v, self.omega
+
+
+def fused(feature_map: str, *, causal: bool, backend: str = "auto") -> Callable[[Operands], Tensor]:
+    """The product of this library."""
+
+    def attend(x: Operands) -> Tensor:
+        smoothing = torch.ones(1) if feature_map == "rks" else None
+        # The paper's kernel: exp(-|k|^2) is a weight of the key.
+        norm = 1.0 if feature_map == "prf" else 0.0
+        kernel = SpectralKernel(FEATURE_MAPS[feature_map], x.omega, smoothing=smoothing, norm_coefficient=norm)
+        return product(kernel, x.q, x.k, x.v, causal=causal, backend=backend)[0]
+
+    return attend
+
+
+def materialised_rks(x: Operands) -> Tensor:
+    """RKS features of the whole sequence under plain autograd; the normaliser by sums, smoothing by a constant."""
+
+    def features(inputs: Tensor) -> Tensor:
+        angles = inputs @ x.omega.transpose(-1, -2)
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+    phi_q, phi_k = features(x.q), features(x.k)
+    smoothing = x.omega.shape[-2]
+    numerator = phi_q @ (phi_k.transpose(-1, -2) @ x.v) + smoothing * x.v.sum(-2, keepdim=True)
+    denominator = phi_q @ phi_k.sum(-2).unsqueeze(-1) + smoothing * x.k.shape[-2]
+    return numerator / denominator
+
+
+def materialised_prf(x: Operands) -> Tensor:
+    """Positive features of the whole sequence under plain autograd, stabilised the same way."""
+    scores_q = x.q @ x.omega.transpose(-1, -2)
+    scores_k = x.k @ x.omega.transpose(-1, -2) - x.k.square().sum(-1, keepdim=True)
+    with torch.no_grad():
+        key_shift = scores_k.amax(-2, keepdim=True)
+        query_shift = (scores_q + key_shift).amax(-1, keepdim=True)
+    phi_k = (scores_k - key_shift).exp()
+    phi_q = (scores_q + (key_shift - query_shift)).exp()
+    return phi_q @ (phi_k.transpose(-1, -2) @ x.v) / (phi_q @ phi_k.sum(-2).unsqueeze(-1))
+
+
+def softmax(*, causal: bool) -> Callable[[Operands], Tensor]:
+    """torch's own attention."""
+
+    def attend(x: Operands) -> Tensor:
+        return scaled_dot_product_attention(x.q, x.k, x.v, is_causal=causal)
+
+    return attend
+
+
+ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
+    "rks": fused("rks", causal=False),
+    "rks causal": fused("rks", causal=True),
+    "rks materialised": materialised_rks,
+    "prf": fused("prf", causal=False),
+    "prf causal": fused("prf", causal=True),
+    "prf flash": fused("prf", causal=False, backend="flash_cpu"),
+    "prf materialised": materialised_prf,
+    "softmax": softmax(causal=False),
+    "softmax causal": softmax(causal=True),
+}
+
+
+def forward_and_backward(name: str, operands: Operands) -> Callable[[], None]:
+    """One training step's worth of the attention: the result and the gradients of all operands."""
+    attend = ATTENTIONS[name]
+    wanted = [x for x in operands.inputs() if not name.startswith("softmax") or x is not operands.omega]
+
+    def run() -> None:
+        torch.autograd.grad(attend(operands), wanted, operands.d_out)
+
+    return run

@@ -1,0 +1,169 @@
+"""`klformer convert`: a trained softmax model in a folder becomes a linear one in another."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from klformer.lab.cli.command import plain_command
+from klformer.conversion import convert
+from klformer.conversion.batches import MAX_HELD_OUT
+from klformer.conversion.saving import CERTIFICATE
+from klformer.conversion.texts import read_texts
+from klformer.errors import ArgumentError
+from klformer.files import read_json, write_json
+from klformer.lab.report.certificate import write_certificate
+
+#: In the folder of the converted model, as long as it is not there.
+STATE = "fit.safetensors"
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Replace the softmax attention of a trained model of transformers by a kernel that is learned from it.
+
+    The model keeps its weights; the kernels are fitted to its attention on your texts. Interrupted, the same command
+    goes on. Examples:
+
+      klformer convert bert --data reviews.txt --out bert-linear
+      klformer convert bert --data reviews.csv --column review --out bert-linear --steps 500 --finetune-steps 500
+    """
+
+    model: tyro.conf.Positional[Path]
+    """Folder of the model and its tokenizer, as transformers or sentence-transformers writes it."""
+    data: Path
+    """Texts: a text file with one in each line, a csv, tsv, parquet or Arrow file, or a folder of these."""
+    out: Path
+    """Folder for the converted model; it must be new."""
+    column: str = "text"
+    """Column with the texts, of tables."""
+    attention: str = "atoms-prf"
+    """The attention to put in, with options after a colon, like atoms-prf:num_frequencies=256."""
+    layers: tuple[int, ...] | None = None
+    """Layers to convert, counted from 0; all if not given."""
+    steps: int = 300
+    """Steps of fitting the kernels, a batch each."""
+    learning_rate: float = 0.05
+    """Learning rate of the kernels."""
+    loss: Literal["output", "weights"] = "output"
+    """What is fitted: the output of attention, or its weights, for short texts."""
+    error_budget: float = 0.1
+    """Largest error of a layer, for --attention atoms-prf:num_frequencies=auto."""
+    finetune_steps: int = 0
+    """Steps of distillation of the teacher's answers after that."""
+    finetune: Literal["kernels", "all"] = "all"
+    """What they train."""
+    finetune_learning_rate: float = 1e-4
+    """Learning rate of all weights but the kernels', which take ten times as much."""
+    label_weight: float = 0.0
+    """What the loss of the task itself, masked or next words, weighs beside the teacher's answers."""
+    keep_softmax: float = 0
+    """Layers that stay softmax, those with the largest errors; or, below 1, the error above which a layer does."""
+    max_positions: int | None = None
+    """Tokens that the converted model is to read, if more than the teacher."""
+    extension: Literal["repeat", "interpolate"] = "repeat"
+    """How learned position embeddings are made more."""
+    batch_size: int = 16
+    """Texts in a batch."""
+    max_length: int = 512
+    """Tokens of a text that are used."""
+    lengths: tuple[int, ...] = ()
+    """Numbers of tokens at which time and memory are measured beside softmax."""
+    seed: int = 0
+    """Seed of everything that is random."""
+
+
+def run(options: Convert) -> None:
+    """Load, convert, write, and say what came out.
+
+    Raises:
+        ArgumentError: the folder is there already, or transformers is not.
+        ConversionError: the model can't be converted.
+        DataError: something is wrong with the texts.
+    """
+    try:
+        from klformer.conversion.hf.inputs import load_teacher, longest_input, make_batches, split_texts
+    except ImportError as error:
+        raise ArgumentError(f"convert needs transformers: pip install 'klformer[hf]' ({error})") from error
+    if (options.out / CERTIFICATE).exists():
+        raise ArgumentError(f"{options.out} has a converted model already: give another --out")
+    keep = options.keep_softmax
+    model, tokenizer = load_teacher(options.model)
+    longest = options.max_positions or longest_input(model) or options.max_length
+    steps = options.steps + options.finetune_steps
+    held_out, choosing, texts = split_texts(
+        read_texts(options.data, options.column),
+        count=steps + 2 * MAX_HELD_OUT,
+        batch_size=options.batch_size,
+        seed=options.seed,
+    )
+    batches_of = partial(
+        make_batches,
+        model=model,
+        tokenizer=tokenizer,
+        batch_size=options.batch_size,
+        max_length=min(options.max_length, longest),
+        seed=options.seed,
+    )
+    print(
+        f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(choosing):,} to choose by, "
+        f"{len(held_out):,} to measure by"
+    )
+    conversion = convert(
+        model,
+        batches_of(texts, count=steps),
+        evaluation=batches_of(held_out),
+        choosing=batches_of(choosing),
+        attention=options.attention,
+        layers=options.layers,
+        steps=options.steps,
+        learning_rate=options.learning_rate,
+        loss=options.loss,
+        error_budget=options.error_budget,
+        finetune_steps=options.finetune_steps,
+        finetune=options.finetune,
+        finetune_learning_rate=options.finetune_learning_rate,
+        label_weight=options.label_weight,
+        keep_softmax=keep if 0 < keep < 1 else int(keep),
+        max_positions=options.max_positions,
+        extension=options.extension,
+        state_file=options.out / STATE,
+        seed=options.seed,
+        progress=_say,
+    )
+    conversion.save(options.out, tokenizer=tokenizer)
+    if options.lengths:
+        _measure(options)
+    print(conversion.certificate.table())
+    print(f"the model, certificate.json and {write_certificate(options.out).name} are in {options.out}")
+
+
+def _say(stage: str, step: int, steps: int, error: float) -> None:
+    words = {
+        "fit": "error of attention",
+        "prune": "frequencies left; error of attention",
+        "distil": "distance from the teacher",
+    }[stage]
+    print(f"{stage} {step}/{steps}  {words} {error:.4g}", flush=True)
+
+
+def _measure(options: Convert) -> None:
+    """Add time and memory at several lengths to the certificate, each in a process of its own."""
+    from klformer.conversion.hf.footprint import footprint
+
+    rows: list[dict[str, Any]] = []
+    for tokens in options.lengths:
+        softmax, linear = footprint(options.model, tokens), footprint(options.out, tokens)
+        seconds = "processor_seconds"
+        print(
+            f"{tokens:,} tokens: softmax {softmax[seconds]:.3f} s, linear {linear[seconds]:.3f} s of processors "
+            f"({softmax[seconds] / linear[seconds]:.1f}x)"
+        )
+        rows.append({"tokens": tokens, **linear, **{f"teacher_{name}": value for name, value in softmax.items()}})
+    certificate = options.out / CERTIFICATE
+    write_json(certificate, read_json(certificate) | {"speed": rows})
+
+
+COMMAND = plain_command(Convert, run)

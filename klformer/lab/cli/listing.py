@@ -1,0 +1,58 @@
+"""`klformer list`: attentions with their options, tasks and presets, those of plugins too."""
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
+from klformer.attention.registry import ATTENTIONS
+from klformer.lab.cli.command import plain_command
+from klformer.lab.runs.presets import DEFAULT_ATTENTION, preset, preset_names
+from klformer.lab.tasks import TASKS, task_names
+from klformer.lab.terminal import make_console
+
+
+@dataclass(frozen=True)
+class List:
+    """List attentions with their options, tasks and presets."""
+
+
+def run(options: List) -> None:
+    """Print two tables, of attentions and of tasks."""
+    console = make_console(110)
+    console.print(_attentions())
+    console.print(_tasks())
+
+
+def _attentions() -> Table:
+    table = Table(title="attentions", title_justify="left")
+    for column in ("name", "what it is", "time", "can also be", "options and their defaults"):
+        table.add_column(column, overflow="fold")
+    for name in attention_names():
+        options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
+        can = attention_capabilities(name)
+        abilities = {"causal": can.causal, "cross": can.cross, "decoding": can.decoding, "weighted keys": can.key_bias}
+        able = ", ".join(ability for ability, has in abilities.items() if has) or "-"
+        table.add_row(name, ATTENTIONS[name].summary, can.cost, able, options)
+    return table
+
+
+def _tasks() -> Table:
+    table = Table(title="tasks", title_justify="left")
+    for column in ("name", "what it is", "presets"):
+        table.add_column(column, overflow="fold")
+    for name in task_names():
+        table.add_row(name, TASKS[name].summary, "\n".join(_describe(chosen, name) for chosen in preset_names(name)))
+    return table
+
+
+def _describe(preset_name: str, task: str) -> str:
+    """A preset of a task, in short."""
+    config = preset(preset_name, task, AttentionSpec(name=DEFAULT_ATTENTION))
+    model, training = config.model, config.training
+    length = f"{training.max_epochs} epochs" if training.max_steps is None else f"{training.max_steps:,} steps"
+    layers = f"{model.num_layers} layers of {model.model_dim}"
+    return f"{preset_name}: {layers}, {length} of {training.batch_size}"
+
+
+COMMAND = plain_command(List, run)

@@ -1,0 +1,73 @@
+"""`klformer predict`: what a run says of rows without labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from klformer.lab.cli.command import Command
+from klformer.errors import ArgumentError
+from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.load import load_run
+from klformer.lab.runs.predict import predict_file
+from klformer.lab.tasks import DataConfig
+from klformer.lab.training.progress import make_reporter
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict the labels of the rows of a file with the best checkpoint of a run.
+
+    A row gets its label, the label's probability and its deviation over draws of the frequencies, and the same for all
+    classes; with numbers to predict, the number and its deviation. Columns and format are those that the run was
+    trained with, if no `--data.*` says otherwise. Example:
+
+      klformer predict runs/csv-reviews-laptop-gmm-rks-seed0 new.csv --out predictions.csv
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    input: tyro.conf.Positional[Path]
+    """File to read: as the training file, without labels. For runs on images, a folder or an image."""
+    out: Path
+    """File to write: .csv, .tsv, .jsonl or .parquet."""
+    draws: int = 10
+    """Draws of the frequencies."""
+    keep: tuple[str, ...] = ()
+    """Columns of the input to pass on."""
+    quiet: bool = False
+    """Say nothing but errors."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How the input is read, where it differs from the run's own."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Predict:
+    """The options; the defaults of `--data.*` are those of the run, which is the first argument that is no flag."""
+    named = next((RunFolder(Path(word)) for word in arguments if not word.startswith("-")), None)
+    if named is None or not named.is_run():
+        # Without a run to take defaults from: what is wrong, or the help, comes from here.
+        return tyro.cli(Predict, args=arguments, prog=prog)
+    default = Predict(run=tyro.MISSING, input=tyro.MISSING, out=tyro.MISSING, data=named.config().data)
+    return tyro.cli(Predict, args=arguments, prog=prog, default=default)
+
+
+def run(options: Predict) -> None:
+    """Predict, and say where the predictions are.
+
+    Raises:
+        ArgumentError: there would be no draw.
+        RunError: the folder is not a run's.
+        DataError: something is wrong with the input.
+    """
+    if options.draws < 1:
+        raise ArgumentError(f"draws must be at least 1, got {options.draws}")
+    reporter = make_reporter(quiet=options.quiet)
+    loaded = load_run(options.run, reporter, data=options.data)
+    count = predict_file(
+        loaded, options.input.expanduser(), options.out.expanduser(), draws=options.draws, keep=options.keep
+    )
+    reporter.say(f"{count:,} predictions in {options.out}")
+
+
+COMMAND = Command(parse, run)

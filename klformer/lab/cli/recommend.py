@@ -1,0 +1,52 @@
+"""`klformer recommend`: which attention to use, and the numbers behind the answer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from klformer.lab.analysis.evidence.recommend import Needs, recommend
+from klformer.lab.analysis.output import print_table
+from klformer.checks import check_count, check_number
+from klformer.lab.cli.command import plain_command
+
+
+@dataclass(frozen=True)
+class Recommend:
+    """Say which attention to use for sequences of a length, from what was measured here.
+
+    The measurements are those of docs/evidence.md. Examples:
+
+      klformer recommend --length 512
+      klformer recommend --length 16384 --deterministic
+      klformer recommend --length 4096 --budget 0.25
+    """
+
+    length: int = 4096
+    """Tokens of a sequence."""
+    budget: float = 1.0
+    """Work that may be spent on attention, as a part of what softmax takes at this length."""
+    deterministic: bool = False
+    """The same input must always give the same output: no frequencies that are redrawn."""
+    head_dim: int = 64
+    """Size of queries, keys and values of a head."""
+
+
+def run(options: Recommend) -> None:
+    """Print the answer, the reasons, and the table of what it was chosen from."""
+    check_count("length", options.length)
+    check_count("head_dim", options.head_dim)
+    check_number("budget", options.budget, exclusive=True)
+    needs = Needs(options.length, options.budget, options.deterministic, options.head_dim)
+    answer = recommend(needs)
+    console = Console(width=max(120, Console().width))
+    console.print(f"{answer.attention}\n", highlight=False)
+    for sentence in answer.reasons:
+        console.print(f"- {sentence}", highlight=False)
+    rows: list[dict[str, Any]] = [dict(row) for row in answer.candidates]
+    if rows:
+        console.print()
+        print_table(console, rows, answer.title)
+
+
+COMMAND = plain_command(Recommend, run)

@@ -1,0 +1,94 @@
+"""`klformer train`: one run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klformer.lab.cli.command import Command, is_given, peek
+from klformer.lab.cli.settings import DEFAULT_OUT, Settings, parse_settings
+from klformer.errors import RunError
+from klformer.models import AttentionSpec
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.naming import run_name
+from klformer.lab.runs.presets import DEFAULT_ATTENTION
+from klformer.lab.runs.train import train_run
+from klformer.lab.training.progress import make_reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Settings):
+    """Train a Transformer with one attention on one task.
+
+    The defaults shown are those of the chosen task and preset. Examples:
+
+      klformer train --task sparsity --attention gmm-prf
+      klformer train --task text --attention gmm-rks:num_frequencies=128 --data.root ~/data --training.max-steps 2000
+      klformer train --task listops --attention performer --preset paper
+      klformer train --name text-laptop-gmm-prf-seed0 --resume
+      klformer train --task sst2 --data.root glue_data --init-from runs/corpus-wikitext-2-masked-laptop-softmax-seed0
+      torchrun --nproc-per-node 2 -m klformer train --task listops --attention fastfood-prf
+      torchrun --nproc-per-node 4 -m klformer train --task text --attention gmm-rks --parallel.sequence 4
+    """
+
+    attention: str = DEFAULT_ATTENTION
+    """Attention, with options after a colon: gmm-rks:num_frequencies=128,init=identity."""
+    seed: int = 0
+    """Seed of weights, order of the data, dropout and frequencies."""
+    init_from: Path | None = None
+    """A run to take embedding and encoder from: `klformer pretrain` makes some. Its model and its attention are the
+    defaults then, and texts are read with its tokens."""
+    name: str | None = None
+    """Name of the run's folder; made of task, preset, attention and seed if not given."""
+    resume: bool = False
+    """Go on with the run of that name, which says itself what it is: flags are needed for what is to change. Without a
+    name: go on with the run that the other flags name, if there is one."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Train:
+    """Read the arguments; what a run that goes on was started with takes the place of the preset.
+
+    Raises:
+        ArgumentError: there is no such task or preset.
+        RunError: a run is to go on that is not there.
+    """
+    return parse_settings(Train, arguments, prog, start=resumed(arguments))
+
+
+def resumed(arguments: Sequence[str]) -> ExperimentConfig | None:
+    """The configuration of the run that is named and to go on, if one is.
+
+    Raises:
+        RunError: it is not there.
+    """
+    peeked = peek(arguments, name=None, out=str(DEFAULT_OUT))
+    if peeked.name is None or not is_given(arguments, "resume"):
+        return None
+    run = RunFolder(Path(peeked.out).expanduser() / peeked.name)
+    if not run.is_run():
+        raise RunError(f"there is no run {run} to go on with; without --resume it is started{_others(run.path.parent)}")
+    return run.config()
+
+
+def _others(folder: Path) -> str:
+    """The runs that there are, for an error."""
+    names = sorted(path.name for path in folder.glob("*") if RunFolder(path).is_run())
+    return f". Runs in {folder}: {', '.join(names)}" if names else ""
+
+
+def run(options: Train) -> None:
+    """Train, and say where the results are."""
+    train(options)
+
+
+def train(options: Train, **changes: Any) -> None:
+    """Train with these options and some changes of the configuration."""
+    config = options.experiment(AttentionSpec.parse(options.attention), options.seed)
+    start = None if options.init_from is None else options.init_from.expanduser().absolute()
+    config = config.model_copy(update={"init_from": start, **changes})
+    folder = options.out.expanduser() / (options.name or run_name(config))
+    train_run(config, folder, resume=options.resume, reporter=make_reporter(quiet=options.quiet))
+
+
+COMMAND = Command(parse, run)

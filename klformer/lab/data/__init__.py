@@ -1,0 +1,16 @@
+"""Sequences with their targets, and batches of them: what tasks give and training takes."""
+
+from klformer.lab.data.batching import Batch, BucketSampler, PaddingReport, collate, padding_report
+from klformer.lab.data.sequences import Examples, Sequences
+from klformer.lab.data.shape import InputShape
+
+__all__ = [
+    "Batch",
+    "BucketSampler",
+    "Examples",
+    "InputShape",
+    "PaddingReport",
+    "Sequences",
+    "collate",
+    "padding_report",
+]

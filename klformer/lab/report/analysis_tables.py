@@ -1,0 +1,140 @@
+"""The tables of analyses: variance of predictions, and eigenvalues beside the paper's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from klformer.lab.report import paper_numbers
+from klformer.lab.report.collect import Analysis
+from klformer.lab.report.paper_numbers import EIGENVALUES
+from klformer.lab.report.reading import finite
+from klformer.lab.report.run import Run
+from klformer.lab.report.tables import MISSING, Cell, Column, Table, number, percent, words
+
+
+def variance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The measures of variance of all runs."""
+    columns = (
+        Column("run", numeric=False),
+        Column("task", numeric=False),
+        Column("attention", numeric=False),
+        Column("RSD", "here", hint="relative standard deviation of the output over draws"),
+        Column("PI", "here", hint="prediction inconsistency: draws that disagree with the majority, in percent"),
+        Column("AGV", "here", hint="accuracy gain with voting: voting accuracy / accuracy"),
+        Column("vote, %", "here", hint="accuracy of the majority vote"),
+        Column("accuracy, %", "here"),
+    )
+    cells = tuple(
+        (
+            words(row["run"]),
+            words(row.get("task", "")),
+            words(row["attention"], code=True),
+            *(number(row.get(key), "{:.4g}") for key in ("rsd", "pi", "agv")),
+            *(percent(row.get(key)) for key in ("voting_accuracy", "accuracy")),
+        )
+        for row in rows
+    )
+    return Table("variance", "Variance of predictions over draws of the frequencies", columns, cells)
+
+
+def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table:
+    """The paper's summary of the eigenvalues, and the same of these runs with their initial values."""
+    columns = (
+        Column("figures of", numeric=False),
+        Column("task", numeric=False),
+        Column("attention", numeric=False),
+        Column("heads"),
+        Column("largest", group="trained"),
+        Column("mean", group="trained"),
+        Column("largest", group="at initialisation"),
+        Column("mean", group="at initialisation"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for paper in EIGENVALUES:
+        rows.append(
+            (
+                Cell("paper", "paper", source="paper"),
+                words(paper.task),
+                words(paper.attention, code=True),
+                number(len(paper.heads), "{:.0f}"),
+                _beside_printed(paper.maximum(), paper.printed_maximum),
+                _beside_printed(paper.mean(), paper.printed_mean),
+                MISSING,
+                MISSING,
+            )
+        )
+    for run, heads in _by_run(analyses):
+        rows.append(
+            (
+                Cell("here", "here", note=run, source="here"),
+                words(_task_of(run, runs)),
+                words(heads[0]["attention"], code=True),
+                number(len(heads), "{:.0f}"),
+                number(_over(heads, "maximum", max), "{:#.3g}"),
+                number(_over(heads, "mean", fmean), "{:#.3g}"),
+                number(_over(heads, "initial_maximum", max), "{:#.3g}"),
+                number(_over(heads, "initial_mean", fmean), "{:#.3g}"),
+            )
+        )
+    return Table("eigenvalues", "Eigenvalues of the covariance of the frequencies", columns, tuple(rows))
+
+
+def _beside_printed(value: float, printed: float) -> Cell:
+    """A figure of the paper's tables by heads, with what its summary prints if that looks different."""
+    shown, summary = f"{value:.3f}", f"{printed:.3f}"
+    return Cell(shown, value, note="" if shown == summary else f"printed {summary}")
+
+
+def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
+    """Eigenvalues by layer and head: these runs', then the paper's."""
+    place = (Column("layer"), Column("head"))
+    values = ("minimum", "maximum", "mean")
+    tables = []
+    for position, (run, heads) in enumerate(_by_run(analyses)):
+        columns = (
+            *place,
+            *(Column(name, "here", "trained") for name in values),
+            *(Column(name, "here", "at initialisation") for name in values),
+        )
+        keys = (*values, *(f"initial_{name}" for name in values))
+        rows = tuple(
+            (
+                number(head.get("layer"), "{:.0f}"),
+                number(head.get("head"), "{:.0f}"),
+                *(number(head.get(key), "{:.3e}") for key in keys),
+            )
+            for head in heads
+        )
+        tables.append(Table(f"heads-{position}", f"Here: {run}", columns, rows))
+    for position, paper in enumerate(EIGENVALUES):
+        paper_columns = (*place, *(Column(name, "paper", "trained") for name in values))
+        paper_rows = tuple(
+            (
+                number(index // paper_numbers.HEADS_PER_LAYER + 1, "{:.0f}"),
+                number(index % paper_numbers.HEADS_PER_LAYER + 1, "{:.0f}"),
+                *(number(value, "{:.3e}") for value in head),
+            )
+            for index, head in enumerate(paper.heads)
+        )
+        tables.append(Table(f"paper-heads-{position}", f"The paper: {paper.table}", paper_columns, paper_rows))
+    return tables
+
+
+def _by_run(analyses: Sequence[Analysis]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Names of runs with their rows; runs of two analyses may have the same name."""
+    by_run: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for place, analysis in enumerate(analyses):
+        for row in analysis.rows:
+            by_run.setdefault((place, str(row["run"])), []).append(row)
+    return [(name, rows) for (_, name), rows in by_run.items()]
+
+
+def _task_of(name: str, runs: Sequence[Run]) -> str:
+    """The task of the runs with this name, nothing if they have several."""
+    tasks = {run.task.name for run in runs if run.name == name}
+    return tasks.pop() if len(tasks) == 1 else ""
+
+
+def _over(rows: Sequence[Mapping[str, Any]], key: str, summary: Callable[[Sequence[float]], float]) -> float | None:
+    values = [value for row in rows if (value := finite(row.get(key))) is not None]
+    return summary(values) if values else None

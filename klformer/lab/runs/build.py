@@ -1,0 +1,36 @@
+"""From the configuration of a run to its model."""
+
+import torch
+from torch import nn
+
+from klformer.models import build_classifier, build_masked
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.tasks import Task
+from klformer.lab.training.objectives import MaskedLanguageModelling
+
+
+def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
+    """The model of a run, with fresh weights from torch's global random state."""
+    if (own := task.model(config.attention)) is not None:
+        return own
+    shape, objective = task.shape(), task.objective()
+    if isinstance(objective, MaskedLanguageModelling):
+        return build_masked(
+            config.model,
+            config.attention,
+            max_len=shape.max_len,
+            counts=torch.from_numpy(objective.counts),
+            separator=shape.separator,
+        )
+    return build_classifier(
+        config.model,
+        config.attention,
+        vocab_size=shape.vocab_size,
+        input_dim=shape.input_dim,
+        max_len=shape.max_len,
+        num_outputs=objective.num_outputs,
+        is_pair=shape.is_pair,
+        separator=shape.separator,
+        of_positions=objective.of_positions,
+        causal=task.is_causal,
+    )

@@ -1,0 +1,144 @@
+"""Several attentions, over several seeds, on one task: one run each, one table at the end."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from klformer.errors import ArgumentError
+from klformer.files import write_text
+from klformer.lab.runs.build import build_model
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.jobs import Job
+from klformer.lab.runs.naming import attention_label, combined_score, selecting_metric, setting_name
+from klformer.lab.runs.rates import FIELD, at_rate, best_rate
+from klformer.lab.runs.several import train_several
+from klformer.lab.runs.sweep import Variant
+from klformer.lab.runs.train import finished_result
+from klformer.lab.training.processes import is_main_process
+from klformer.lab.training.progress import Reporter, SilentReporter
+
+
+def comparison_name(variant: Variant) -> str:
+    """The file of all results on one task, or of one sweep."""
+    swept = "".join(f"-{part.partition('=')[0]}" for part in variant.label.split())
+    return f"comparison-{setting_name(variant.config)}{swept}.json"
+
+
+def compare(
+    variants: Sequence[Variant],
+    folder: Path,
+    *,
+    reporter: Reporter,
+    jobs: int = 1,
+    labelled: Callable[[str], Reporter] = lambda label: SilentReporter(),
+    name: str | None = None,
+) -> list[dict[str, Any]]:
+    """Do every run that is not done yet, going on with those that were interrupted; returns all results.
+
+    Args:
+        variants: The runs.
+        folder: Where their folders are.
+        reporter: Told what happens.
+        jobs: Trainings side by side, in processes with one thread each.
+        labelled: Gives the reporters of runs side by side, for a label each.
+        name: Of the file of all results, if not that of the task and the sweep.
+
+    Raises:
+        ArgumentError: two of the configurations are the same run, or `jobs` are asked of several processes.
+        Interrupted: SIGINT or SIGTERM came; the state is saved.
+        RunError: a run can't be done.
+    """
+    names = [variant.name for variant in variants]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ArgumentError(f"every run must be named once, got twice: {', '.join(twice)}")
+    runs = [Job(variant.config, folder / variant.name) for variant in variants]
+    for run in runs:
+        if finished_result(run.config, run.folder) is None:
+            check_model(run.config)
+    made = train_several(runs, reporter=reporter, jobs=jobs, labelled=labelled)
+    results = [result | {"variant": variant.label} for result, variant in zip(made, variants, strict=True)]
+    if is_main_process():
+        write_text(folder / (name or comparison_name(variants[0])), json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def compare_at_best_rates(
+    configs: Sequence[ExperimentConfig], rates: Sequence[float], folder: Path, **how: Any
+) -> list[dict[str, Any]]:
+    """Try every learning rate with the first seed, and do the other seeds with the one that is best on validation.
+
+    Args:
+        configs: One for every attention and seed.
+        rates: Learning rates, the same for all attentions.
+        folder: Where the runs are. `comparison-<task>-<preset>.json` has those of the chosen rates, and
+            `comparison-<task>-<preset>-optimiser.learning_rate.json` all that were tried.
+        **how: As for `compare`.
+
+    Returns:
+        The results at the chosen rates, in the order of the configurations.
+
+    Raises:
+        ArgumentError: a learning rate is given twice or is not positive; and what `compare` raises.
+    """
+    if len(set(rates)) < len(rates) or min(rates) <= 0:
+        raise ArgumentError(f"learning rates must be positive, each once, got {' '.join(map(str, rates))}")
+    firsts = [config for config in configs if config.seed == configs[0].seed]
+    tried = compare([_with_rate(config, rate) for config in firsts for rate in rates], folder, **how)
+    chosen = {}
+    for number, config in enumerate(firsts):
+        results = tried[number * len(rates) : (number + 1) * len(rates)]
+        chosen[attention_label(config)] = best_rate(dict(zip(rates, results, strict=True)))
+    best = [_with_rate(config, chosen[attention_label(config)]) for config in configs]
+    return compare(best, folder, **how, name=comparison_name(Variant(configs[0])))
+
+
+def _with_rate(config: ExperimentConfig, rate: float) -> Variant:
+    return Variant(at_rate(config, rate), f"{FIELD}={rate:g}")
+
+
+def check_model(config: ExperimentConfig) -> None:
+    """Build a model without its memory: what is impossible is to be seen before the first run, not at its own."""
+    with torch.device("meta"):
+        build_model(config, config.make_task())
+
+
+def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
+    """One row an attention, averaged over its seeds."""
+    first = results[0]
+    metric = selecting_metric(first)
+    together, _ = combined_score(metric.name, first["test"])
+    table = Table(
+        title=f"{first['task']}, preset {first['preset']}: {metric.name} on the test set, best first",
+        caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
+        caption_justify="left",
+    )
+    table.add_column("attention", overflow="fold")
+    for column in ("seeds", metric.name, "+-", together, "best at step", "tokens/s", "train time", "peak memory"):
+        table.add_column(column, justify="right", no_wrap=True)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        label = f"{result['attention']} {result.get('variant', '')}".strip()
+        groups.setdefault(label, []).append(result)
+    values = {label: [run["test"][metric.name] for run in runs] for label, runs in groups.items()}
+    for label in sorted(groups, key=lambda label: -metric.rank(statistics.mean(values[label]))):
+        runs, scores = groups[label], values[label]
+        spread = statistics.stdev(scores) if len(runs) > 1 else runs[0]["test"][f"{metric.name}_std"]
+        combined = statistics.mean(combined_score(metric.name, run["test"])[1] for run in runs)
+        table.add_row(
+            label,
+            str(len(runs)),
+            metric.show(statistics.mean(scores)),
+            metric.show_spread(spread),
+            metric.show(combined),
+            str(round(statistics.mean(run["best_step"] for run in runs))),
+            f"{statistics.mean(run['tokens_per_second'] for run in runs):,.0f}",
+            f"{statistics.mean(run['train_seconds'] for run in runs):.0f} s",
+            f"{statistics.mean(run['peak_memory_bytes'] for run in runs) / 2**20:,.0f} MiB",
+        )
+    return table

@@ -1,0 +1,103 @@
+"""The whole description of an experiment: one frozen tree, JSON in and out, unknown keys refused."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
+
+from klformer.config import Config, describe_problems
+from klformer.errors import ArgumentError, RunError
+from klformer.models import AttentionSpec, ModelConfig
+from klformer.lab.tasks import TASKS, DataConfig, Task, build_task
+from klformer.lab.tasks.pretraining import Pretraining
+from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
+
+#: Of run folders; a folder of another is refused by its number.
+FORMAT: Literal[2] = 2
+
+
+class ExperimentConfig(Config):
+    """Everything that a run depends on."""
+
+    format: Literal[2] = FORMAT
+    task: str
+    preset: str
+    attention: AttentionSpec
+    data: SerializeAsAny[DataConfig]
+    model: ModelConfig
+    optimiser: OptimiserConfig
+    schedule: ScheduleConfig
+    training: TrainingConfig
+    parallel: ParallelConfig = ParallelConfig()
+    seed: int = Field(0, ge=0)
+    objective: Literal["task", "masked"] = "task"
+    """What is learned: the task, or hidden tokens of its sequences."""
+    init_from: Path | None = None
+    """The run whose embedding and encoder this one starts from."""
+
+    @field_validator("task")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return TASKS.check(name)
+
+    @field_validator("attention")
+    @classmethod
+    def _complete(cls, attention: AttentionSpec) -> AttentionSpec:
+        """With all options: a default that changes later must not change a run that is loaded then."""
+        return attention.complete()
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _of_the_task(cls, data: Any, info: ValidationInfo) -> Any:
+        """An instance of the task's own class."""
+        if "task" not in info.data:  # which is wrong itself
+            return data
+        kind = TASKS[info.data["task"]].data_config
+        if isinstance(data, DataConfig):
+            if not isinstance(data, kind):
+                raise ArgumentError(f"must be a {kind.__name__}, got a {type(data).__name__}")
+            return data
+        try:
+            return kind.model_validate(data)
+        except ValidationError as error:
+            raise ArgumentError(describe_problems(error)) from error
+
+    def make_task(self, *, quiet: bool = False) -> Task:
+        """The task, or what is to be guessed of its sequences."""
+        task = build_task(self.task, self.data, quiet=quiet)
+        return Pretraining(task) if self.objective == "masked" else task
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+    @staticmethod
+    def from_file(path: Path) -> "ExperimentConfig":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the file is not a valid configuration; the message names it and what is wrong.
+            RunError: it is of another format.
+        """
+        content = path.read_bytes()
+        with suppress(ValueError):  # which the next line says in its own words
+            check_format(json.loads(content), path.parent)
+        try:
+            return ExperimentConfig.model_validate_json(content)
+        except ValidationError as error:
+            raise ArgumentError(f"{path}: {describe_problems(error)}") from error
+
+
+def check_format(config: Any, folder: Path) -> None:
+    """Look at a configuration that was read as JSON, before anything else of it is believed.
+
+    Raises:
+        RunError: it is of another format; runs were without a number before they had one.
+    """
+    found = config.get("format", 1) if isinstance(config, dict) else FORMAT
+    if found != FORMAT:
+        raise RunError(
+            f"{folder} has format {found}, this klformer reads format {FORMAT}; read it with the version that wrote "
+            "it, or train it again"
+        )

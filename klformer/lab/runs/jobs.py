@@ -1,0 +1,234 @@
+"""Trainings side by side: a few processes with one thread each, which take one run after the other.
+
+What a run has to say goes through a pipe to the process that started it, which is the only one to print. A signal
+reaches that one alone: it asks the others to save their state, waits for them, and then ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from klformer.errors import Interrupted, RunError, UserError
+from klformer.plugins import load_plugins
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.train import train_run
+from klformer.lab.training.metrics import Metric
+from klformer.lab.training.progress import Reporter
+from klformer.lab.training.signals import STOPPING
+
+Kind = Literal["say", "start", "step", "finish", "done", "stopped", "refused", "failed"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be done.
+
+    Args:
+        config: Of the run.
+        folder: Where it goes, and where it goes on if there is some of it.
+    """
+
+    config: ExperimentConfig
+    folder: Path
+
+
+def train_side_by_side(
+    jobs: Sequence[Job], *, workers: int, reporter_of: Callable[[int], Reporter]
+) -> list[dict[str, Any]]:
+    """Train all, so many at a time; returns their results in the order of the jobs.
+
+    Args:
+        reporter_of: Who is told about the job of that number.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM came; the state of all runs is saved.
+        RunError: a run can't be done; the state of the others is saved.
+    """
+    with _team(min(workers, len(jobs))) as (team, signals):
+        return _Foreman(jobs, team, signals, reporter_of).work()
+
+
+class _Worker:
+    """A process with its pipe, and the number of the job that it is at."""
+
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.job: int | None = None
+
+    def ask_to_stop(self) -> None:
+        """Between steps it saves its state and ends; without a job it ends at once."""
+        if self.job is None:
+            self.pipe.close()
+        elif self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGTERM)
+
+
+class _Foreman:
+    """Hands out jobs and listens."""
+
+    def __init__(
+        self, jobs: Sequence[Job], team: list[_Worker], signals: list[int], reporter_of: Callable[[int], Reporter]
+    ) -> None:
+        self.jobs = jobs
+        self.idle = list(team)
+        self.busy: list[_Worker] = []
+        self.signals = signals
+        self.reporter_of = reporter_of
+        self.reporters: dict[int, Reporter] = {}
+        self.results: dict[int, dict[str, Any]] = {}
+        self.problem: Exception | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        return bool(self.signals) or self.problem is not None
+
+    def work(self) -> list[dict[str, Any]]:
+        waiting = list(range(len(self.jobs)))
+        asked = 0
+        while waiting or self.busy:
+            while waiting and self.idle and not self.is_stopping:
+                self._hand_out(waiting.pop(0))
+            if self.is_stopping:
+                waiting = []
+                # Once for each signal: the second one stops a run in the middle of a step.
+                if asked < len(self.signals) + (self.problem is not None):
+                    asked += 1
+                    for worker in self.busy:
+                        worker.ask_to_stop()
+            ready = wait([worker.pipe for worker in self.busy], timeout=0.2)
+            for worker in [worker for worker in self.busy if worker.pipe in ready]:
+                self._listen(worker)
+        if self.problem is not None:
+            raise self.problem
+        if self.signals:
+            name = signal.Signals(self.signals[0]).name
+            raise Interrupted(f"{name}: {len(self.results)} of {len(self.jobs)} runs are done, the others are saved")
+        return [self.results[number] for number in range(len(self.jobs))]
+
+    def _hand_out(self, number: int) -> None:
+        worker = self.idle.pop()
+        worker.job = number
+        self.reporters[number] = self.reporter_of(number)
+        self.busy.append(worker)
+        worker.pipe.send(self.jobs[number])
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.job is not None
+        name, reporter = self.jobs[worker.job].folder.name, self.reporters[worker.job]
+        try:
+            kind, content = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            worker.process.join()
+            kind, content = "refused", f"its process ended with exit code {worker.process.exitcode}"
+            if self.is_stopping:
+                kind, content = "stopped", "ended before it began, or in the middle of a step"
+        if kind in ("say", "start", "step", "finish"):
+            getattr(reporter, kind)(*content[0], **content[1])
+            return
+        if kind == "done":
+            self.results[worker.job] = content
+        elif kind == "stopped":
+            reporter.say(content)
+        elif self.problem is None:  # of several the first is told
+            self.problem = RunError(f"{name}: {content}") if kind == "refused" else RuntimeError(f"{name}: {content}")
+        worker.job = None
+        self.busy.remove(worker)
+        if kind == "done":
+            self.idle.append(worker)
+
+
+@contextmanager
+def _team(size: int) -> Iterator[tuple[list[_Worker], list[int]]]:
+    """Processes that wait for jobs, and the signals that came; no process is left afterwards."""
+    signals: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
+
+    # Not forked: threads that torch has started would be missing in the copy.
+    context = multiprocessing.get_context("spawn")
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    watched = [number for number in STOPPING if before[number] is not signal.SIG_IGN]
+    # What is started meanwhile ignores it for good: the terminal sends Ctrl-C to all its processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    team: list[_Worker] = []
+    try:
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            team.append(_Worker(process, ours))
+        for number in watched:
+            signal.signal(number, note)
+        yield team, signals
+    finally:
+        for worker in team:
+            worker.pipe.close()
+        for worker in team:
+            worker.process.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(pipe: Connection) -> None:
+    """What a process of the team does until its pipe is closed."""
+    os.setsid()  # away from the terminal
+    torch.set_num_threads(1)
+    load_plugins()
+    reporter = _Forwarding(pipe)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        try:
+            # As Ctrl-C, where training does not watch for it.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            outcome: tuple[Kind, Any] = ("done", train_run(job.config, job.folder, resume=True, reporter=reporter))
+        except Interrupted as stop:
+            outcome = ("stopped", str(stop))
+        except KeyboardInterrupt:
+            outcome = ("stopped", "interrupted before the first step, or after the last")
+        except UserError as error:
+            outcome = ("refused", str(error))
+        except Exception:
+            outcome = ("failed", traceback.format_exc())
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pipe.send(outcome)
+        if outcome[0] != "done":
+            return
+
+
+class _Forwarding(Reporter):
+    """Sends what it is told."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def _send(self, kind: Kind, *arguments: Any, **named: Any) -> None:
+        self._pipe.send((kind, (arguments, named)))
+
+    def say(self, message: str) -> None:
+        self._send("say", message)
+
+    def start(self, step: int, total_steps: int) -> None:
+        self._send("start", step, total_steps)
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        self._send("step", step, loss=loss, metrics=dict(metrics), tokens_per_second=tokens_per_second)
+
+    def finish(self) -> None:
+        self._send("finish")

@@ -1,0 +1,227 @@
+"""Runs that are read back from their folders; nothing is unpickled."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch import nn
+
+from klformer.lab.data import Examples
+from klformer.errors import RunError, UserError
+from klformer.lab.runs.build import build_model
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.find import find_runs
+from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.rates import at_chosen_rates
+from klformer.lab.runs.strangers import check_model_sizes, may_generate
+from klformer.lab.tasks import DataConfig, Split, Task
+from klformer.lab.tasks.files import only_reading
+from klformer.lab.training.checkpoint import Checkpoint, CheckpointStore, put_weights
+from klformer.lab.training.evaluation import Evaluation, evaluate
+from klformer.lab.training.metrics import Metric
+from klformer.lab.training.processes import make_accelerator
+from klformer.lab.training.progress import Reporter
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run that was read back, with the weights of its best checkpoint, or of another if that is damaged.
+
+    `load_run` makes one.
+    """
+
+    run: RunFolder
+    config: ExperimentConfig
+    task: Task
+    model: nn.Module
+    step: int
+    #: Which of the run's checkpoints the weights are of, in words.
+    weights: str
+    #: The data is to be the run's own; not if another folder of data was asked for.
+    own_data: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.run.path
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that selects."""
+        return self.task.objective().selecting
+
+    def examples(self, split: Split) -> Examples:
+        """The examples of a split.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Raises:
+            RunError: they are not those that the run had.
+            DataError: something is wrong with the data.
+        """
+        if self.own_data and not may_generate(self.task, self.folder):
+            with only_reading(f"; --data-root {self.task.root} generates it there, if you want that"):
+                examples = self.task.load(split)
+        else:
+            examples = self.task.load(split)
+        if self.own_data:
+            self.run.check_same_data({split: examples})
+        return examples
+
+    def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
+        """All metrics on a split, averaged over draws of the frequencies.
+
+        Args:
+            split: "train", "validation" or "test".
+            draws: How many draws.
+            accelerator: Where it is computed; as the run was trained if None.
+
+        Raises:
+            RunError: the data is not what the run had.
+            DataError: something is wrong with the data.
+        """
+        return evaluate(
+            self.model,
+            self.examples(split),
+            objective=self.task.objective(),
+            accelerator=accelerator or make_accelerator(self.config.training),
+            batch_size=self.config.training.evaluation_batch_size,
+            draws=draws,
+            seed=self.config.seed,
+        )
+
+    def at_start(self) -> nn.Module:
+        """The same model with the weights that the run started from.
+
+        Raises:
+            RunError: they are not there, damaged, or do not fit.
+        """
+        model = build_model(self.config, self.task)
+        put_weights(model, self.run.initial_weights(), self.folder / RunFolder.INITIAL)
+        return model.eval()
+
+
+def load_run(
+    folder: Path, reporter: Reporter, *, data_root: Path | None = None, data: DataConfig | None = None
+) -> LoadedRun:
+    """Read a run back; nothing is unpickled.
+
+    Args:
+        folder: The run's own folder, inside of the one that `--out` named.
+        reporter: Told which checkpoints are damaged, if any are; `SilentReporter()` says nothing.
+        data_root: Where the data is, if not where the run had it.
+        data: How other data is read, if not as the run read its own.
+
+    Returns:
+        What the run consists of, with its model in evaluation mode.
+
+    Raises:
+        RunError: the folder is not a run's, is of another format, or has no whole checkpoint that fits its
+            configuration.
+        ArgumentError: its configuration is not valid.
+
+    Examples:
+        A run of one step, trained and read back:
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.lab.cli.main import main
+        >>> from klformer.lab.runs.load import load_run
+        >>> from klformer.lab.training.progress import SilentReporter
+        >>> flags = "--data.num-examples 8 --data.test-limit 8 --data.validation-limit 8 --training.max-steps 1"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     main(f"train --task recall --attention linear-elu --quiet --out {folder} {flags}".split())
+        ...     run, = Path(folder).iterdir()
+        ...     loaded = load_run(run, SilentReporter())
+        ...     test, start = loaded.examples("test"), loaded.at_start()
+        ...     evaluation = loaded.evaluate("test", draws=1)
+        >>> loaded.task.name, loaded.step, loaded.weights
+        ('recall', 1, 'best checkpoint, step 1')
+        >>> len(test), evaluation.num_examples, type(start) is type(loaded.model)
+        (8, 8, True)
+    """
+    run = RunFolder(folder)
+    config = run.config()
+    chosen = data or (config.data if data_root is None else config.data.model_copy(update={"root": data_root}))
+    task = config.model_copy(update={"data": chosen}).make_task()
+    task.know(run.knowledge())
+    store = run.checkpoints(reporter.say)
+    checkpoint, which = _best_of(store, folder)
+    check_model_sizes(config, task, checkpoint.shapes(), checkpoint.folder)
+    model = build_model(config, task)
+    put_weights(model, checkpoint.weights(), checkpoint.folder)
+    weights, own_data = f"{which}, step {checkpoint.step}", data_root is None and data is None
+    return LoadedRun(run, config, task, model.eval(), checkpoint.step, weights, own_data=own_data)
+
+
+class RunReader:
+    """Reads several runs for one command: what is no run is left out with a note, and damaged ones do not stop it.
+
+    Of finished runs that differ in their learning rate alone those are left out, with a note as well, whose rate was
+    not the best on validation at the first seed that has several: a command that takes seeds together is not to take
+    together what was tried and what was chosen.
+
+    Args:
+        reporter: Told what is left out.
+        data_root: Where the data is, if not where the runs had it.
+    """
+
+    def __init__(self, reporter: Reporter, *, data_root: Path | None = None) -> None:
+        self._reporter = reporter
+        self._data_root = data_root
+        self._damaged: list[str] = []
+
+    def read(self, folders: Sequence[Path]) -> Iterator[LoadedRun]:
+        """The runs in these folders, and below them.
+
+        Raises:
+            RunError: there is none.
+        """
+        paths = {path.resolve(): path for folder in folders for path in find_runs(folder)}
+        empty = [folder for folder in folders if not find_runs(folder)]
+        if not paths:
+            raise RunError(f"there is no run in {', '.join(map(str, empty))}" if empty else "give at least one run")
+        for folder in empty:
+            self._reporter.say(f"note: {folder} is not a run and holds none; left out")
+        readable = [run for run in map(RunFolder, paths.values()) if self._is_readable(run)]
+        chosen = at_chosen_rates(readable)
+        if len(chosen) < len(readable):
+            left_out = f"{len(readable) - len(chosen)} runs with learning rates that are not the best on validation"
+            self._reporter.say(f"note: {left_out} are left out")
+        for run in chosen:
+            try:
+                loaded = load_run(run.path, self._reporter, data_root=self._data_root)
+            except UserError as error:
+                self._damaged.append(str(error))
+                continue
+            yield loaded
+
+    def _is_readable(self, run: RunFolder) -> bool:
+        try:
+            run.config()
+            result = run.result()
+            if result is not None and ("metric" not in result or not isinstance(result.get("validation"), dict)):
+                raise RunError(f"{run.path / run.RESULT} is not a run's result: metric or validation is missing")
+        except UserError as error:
+            self._damaged.append(str(error))
+            return False
+        return True
+
+    def finish(self) -> None:
+        """To be called when everything is written.
+
+        Raises:
+            RunError: some of the runs could not be read.
+        """
+        if self._damaged:
+            raise RunError(f"runs that can't be read were left out: {'; '.join(self._damaged)}")
+
+
+def _best_of(store: CheckpointStore, folder: Path) -> tuple[Checkpoint, str]:
+    """The best checkpoint that is whole, and what it is."""
+    if best := store.newest("best"):
+        return best, "best checkpoint" if store.is_last(best, "best") else "an earlier best checkpoint"
+    if newest := store.newest("step"):
+        return newest, "newest checkpoint, not the best one" if store.holds("best") else "newest checkpoint"
+    raise RunError(f"{folder} has no whole checkpoint")

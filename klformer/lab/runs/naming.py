@@ -1,0 +1,73 @@
+"""How runs, their attentions, their tasks and their results are called."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from klformer.models import AttentionSpec
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.presets import usual_options
+from klformer.lab.training.metrics import Metric
+
+#: Ends the name of a setting whose runs start from pretrained ones.
+PRETRAINED = "-pretrained"
+
+
+def attention_label(config: ExperimentConfig) -> str:
+    """The attention with the options in which it differs from its preset."""
+    usual = usual_options(config.preset, config.task, config.attention.name)
+    options = {key: value for key, value in config.attention.options.items() if key not in usual or usual[key] != value}
+    return AttentionSpec(name=config.attention.name, options=options).label()
+
+
+def task_label(config: ExperimentConfig) -> str:
+    """The task with what tells its data from others of the same task: `sparsity 0.5`."""
+    return f"{config.task} {config.make_task().detail()}".strip()
+
+
+def run_name(config: ExperimentConfig) -> str:
+    """The default folder name: task, preset, attention and seed."""
+    label = attention_label(config).replace(":", "-").replace(",", "-")
+    return f"{setting_name(config)}-{label}{_start(config)}-seed{config.seed}"
+
+
+def setting_and_start(config: ExperimentConfig) -> str:
+    """Task and preset, and whether weights were taken from another run: `sst2-laptop-pretrained`."""
+    return f"{setting_name(config)}{_start(config)}"
+
+
+def _start(config: ExperimentConfig) -> str:
+    return "" if config.init_from is None else PRETRAINED
+
+
+def setting_name(config: ExperimentConfig) -> str:
+    """What the runs of a comparison have in common: task and preset."""
+    name, _, detail = task_label(config).partition(" ")
+    # A number follows its task at once, as in sparsity0.5; a word does not.
+    space = "" if not detail or detail[0].isdigit() else "-"
+    plain = re.sub(r"[^\w.-]+", "-", detail)
+    return f"{name}{space}{plain}-{config.preset}"
+
+
+def describe_score(metric: Metric, split: Mapping[str, Any]) -> str:
+    """The metric of a split of a result: mean, deviation over draws, and what the draws say together."""
+    text = f"{metric.name} {metric.show(split[metric.name])}"
+    if split["draws"] > 1:
+        text += f" +- {metric.show_spread(split[f'{metric.name}_std'])} over {split['draws']} draws"
+        what, value = combined_score(metric.name, split)
+        text += f", {what} {metric.show(value)}"
+    return text
+
+
+def selecting_metric(result: Mapping[str, Any]) -> Metric:
+    """The metric that a result was selected by."""
+    return Metric(
+        result["metric"], higher_is_better=result["metric_higher_is_better"], percent=result["metric_percent"]
+    )
+
+
+def combined_score(name: str, split: Mapping[str, Any]) -> tuple[str, float]:
+    """What the draws of a split say together: a vote among classes, or another combination."""
+    if f"voting_{name}" in split:
+        return "vote", split[f"voting_{name}"]
+    return "combined", split[f"combined_{name}"]

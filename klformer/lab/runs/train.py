@@ -1,0 +1,264 @@
+"""One run: data, model and training put together, and the result written down."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+
+from klformer.lab.data import BucketSampler, Examples, padding_report
+from klformer.distributed.sharding import whole_weights
+from klformer.distributed.watch import watching
+from klformer.lab.environment import describe_environment
+from klformer.errors import ArgumentError, FileError, RunError
+from klformer.memory import peak_memory, reset_peak_memory
+from klformer.lab.runs.build import build_model
+from klformer.lab.runs.changes import LENGTH, changes
+from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.init_from import PretrainedRun
+from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
+from klformer.lab.tasks import Split, Task
+from klformer.lab.training.callbacks import Callback, Milestones
+from klformer.lab.training.class_report import commonest_share
+from klformer.lab.training.movement import KernelMovement
+from klformer.lab.training.objective import Objective
+from klformer.lab.training.processes import Layout, make_accelerator, make_layout, on_main_process
+from klformer.lab.training.progress import Reporter, SilentReporter
+from klformer.lab.training.seeds import derived_seed
+from klformer.lab.training.trainer import Trainer
+
+
+def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter: Reporter) -> dict[str, Any]:
+    """Train, evaluate and write everything down; returns what is in result.json.
+
+    Args:
+        resume: Go on with what is in the folder, if anything is; otherwise the folder must be new.
+
+    Raises:
+        RunError: the folder holds another run or can't be written, or training can't go on.
+        Interrupted: training was asked to stop and has saved its state.
+        DataError: something is wrong with the data.
+    """
+    accelerator = make_accelerator(config.training)
+    layout = make_layout(accelerator, config.parallel)
+    reset_peak_memory(accelerator.device.type)
+    if not accelerator.is_main_process:
+        reporter = SilentReporter()
+    run = RunFolder(folder)
+    with watching(patience=config.parallel.patience), run.claims() as claim:
+
+        def enter() -> ExperimentConfig | None:
+            if run.path.exists():
+                claim()
+            else:
+                run.check_place()
+            return run.config_so_far(config, resume=resume)
+
+        before = on_main_process(enter)
+        result = _train(config, before, run, claim, accelerator, layout, reporter, resume=resume)
+        if accelerator.is_main_process:
+            run.write_result(result)
+    reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
+    if "confusion" in result["test"]:
+        reporter.say(f"the commonest class of the test set alone gives {100 * commonest_share(result['test']):.2f}%")
+    reporter.say(f"results in {folder}")
+    return result
+
+
+def _train(
+    config: ExperimentConfig,
+    before: ExperimentConfig | None,
+    run: RunFolder,
+    claim: Callable[[], None],
+    accelerator: Accelerator,
+    layout: Layout,
+    reporter: Reporter,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    """Train and evaluate; `before` is the configuration of a run that goes on.
+
+    The folder is made, by `claim`, when data and model are there: what fails before leaves nothing behind.
+    """
+    task = config.make_task(quiet=isinstance(reporter, SilentReporter))
+    source = None if config.init_from is None or before is not None else PretrainedRun(config.init_from, reporter.say)
+    if source is not None:
+        source.check_fits(config)
+        task.adopt(source.knowledge)
+    _warn_of_length(config, accelerator, reporter)
+    on_main_process(task.prepare)
+    # One process learns, so that all know the same; a run that goes on knows what it knew.
+    knowledge = on_main_process(task.learn if before is None else run.knowledge)
+    task.know(knowledge)
+    # Test as well: what is wrong with it is to be seen before training, not after.
+    splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
+    set_seed(derived_seed(config.seed, "weights") % 2**32)
+    model = build_model(config, task)
+    if source is not None:
+        reporter.say(source.give(model))
+    objective = task.objective()
+    trainer = Trainer(
+        model,
+        splits["train"],
+        splits["validation"],
+        objective=objective,
+        optimiser=config.optimiser,
+        schedule=config.schedule,
+        training=config.training,
+        store=run.checkpoints(reporter.say),
+        open_log=run.open_log,
+        accelerator=accelerator,
+        reporter=reporter,
+        seed=config.seed,
+        callbacks=_callbacks(config, model, objective),
+        layout=layout,
+    )
+    on_main_process(claim)
+    initial = whole_weights(model)
+    on_main_process(lambda: run.write_initial(initial, before))
+    going_on = resume and trainer.resume()
+    _check_end(config, before, trainer, run)
+    on_main_process(lambda: run.write_beginning(config, before, task, knowledge, splits))
+    _introduce(config, task, model, splits["train"], run, reporter)
+    if going_on:
+        reporter.say(f"going on after step {trainer.progress.step}")
+        _note_other_schedule(config, before, reporter)
+    trainer.run()
+    with trainer.final_evaluation():
+        trainer.load_best()
+        draws = config.training.evaluation_draws
+        result = {
+            "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
+            "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
+        }
+        for name, examples in task.further_tests().items():
+            result[name] = trainer.evaluate(examples, draws=draws).as_dict()
+    return _result(config, task, model, trainer, run) | result
+
+
+def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective) -> list[Callback]:
+    """How far kernels move, and milestones, where the selecting metric has some.
+
+    Raises:
+        ArgumentError: they are asked for, and it has none.
+    """
+    metric, keep = objective.selecting, config.training.keep_milestones
+    # Where weights are shared out, no process has a whole kernel to look at.
+    callbacks: list[Callback] = [KernelMovement(nn.Identity() if config.parallel.shard else model)]
+    if metric.percent and metric.higher_is_better:
+        return [*callbacks, Milestones(metric, keep_weights=keep)]
+    if keep:
+        raise ArgumentError(f"training.keep_milestones is for accuracies and the like, {metric.name} has no milestones")
+    return callbacks
+
+
+def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
+    """What is in the result.json of a run with exactly this configuration; None if it is not done, or another."""
+    run = RunFolder(folder)
+    if not run.is_run() or run.config() != config:
+        return None
+    try:
+        return run.result()
+    except FileError:  # cut: the run is evaluated again
+        return None
+
+
+def _check_end(config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, run: RunFolder) -> None:
+    """A run that goes on must not be past the end that it is given now: it would be called another than it is."""
+    progress, target = trainer.progress, config.training.target
+    if trainer.total_steps < progress.step:
+        raise RunError(
+            f"{run} has done {progress.step} steps, which can't become {trainer.total_steps}; "
+            "ask for as many or more, or make another run"
+        )
+    new_target = before is not None and before.training.target != target
+    if new_target and trainer.has_reached(target):
+        raise RunError(
+            f"{run} has a validation {trainer.metric.name} of {progress.best_metric:.4f} already, as good as the new "
+            f"training.target of {target}; ask for more, or make another run"
+        )
+
+
+def _note_other_schedule(config: ExperimentConfig, before: ExperimentConfig | None, reporter: Reporter) -> None:
+    """Say so if the learning rates of a run that goes on are others than those of one of that length."""
+    changed = [] if before is None else [text for key, text in changes(before, config).items() if key in LENGTH]
+    if changed and config.schedule.kind in ("cosine", "linear"):
+        reporter.say(
+            f"note: {'; '.join(changed)}. The {config.schedule.kind} schedule depends on the last step and changes "
+            "from here on: this is not the run that so many steps from the start would give"
+        )
+
+
+def _warn_of_length(config: ExperimentConfig, accelerator: Accelerator, reporter: Reporter) -> None:
+    """Say so before the data is made, if a run is meant for another machine."""
+    if config.preset == "paper" and accelerator.device.type == "cpu":
+        reporter.say(
+            f"note: the preset paper is meant for a GPU, and this is a CPU: {_describe_length(config)}, and all of the "
+            "data. `--preset laptop` takes minutes; `klformer profile` says what a step takes"
+        )
+
+
+def _describe_length(config: ExperimentConfig) -> str:
+    training = config.training
+    lengths = {"steps": training.max_steps, "epochs": training.max_epochs}
+    length = " or ".join(f"{number:,} {unit}" for unit, number in lengths.items() if number is not None)
+    return f"{length} of {training.batch_size} examples"
+
+
+def _introduce(
+    config: ExperimentConfig,
+    task: Task,
+    model: nn.Module,
+    train: Examples,
+    run: RunFolder,
+    reporter: Reporter,
+) -> None:
+    """Say what is going to happen."""
+    parameters = sum(p.numel() for p in model.parameters())
+    reporter.say(f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {run}")
+    reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
+    reporter.say(
+        f"{_describe_length(config)}, evaluated every {config.training.evaluate_every:,} steps; "
+        "Ctrl-C saves and stops, --resume goes on"
+    )
+    for sentence in task.notes():
+        reporter.say(f"note: {sentence}")
+    sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
+    padding = padding_report(train.lengths, sampler.batches(0))
+    padded, real = padding.padded / len(train), padding.real / len(train)
+    reporter.say(
+        f"length buckets: {padded:,.0f} tokens an example with padding, {real:,.0f} real ones; "
+        f"padding all to the longest would take {padding.longest / padding.padded:.2f}x"
+    )
+
+
+def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, run: RunFolder) -> dict[str, Any]:
+    progress, metric = trainer.progress, trainer.metric
+    from_callbacks = [item for callback in trainer.callbacks for item in callback.result().items()]
+    return {
+        "name": run.name,
+        "task": config.task,
+        "attention": attention_label(config),
+        "preset": config.preset,
+        "seed": config.seed,
+        "metric": metric.name,
+        "metric_higher_is_better": metric.higher_is_better,
+        "metric_percent": metric.percent,
+        "protocol": task.describe_protocol(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        **dict(from_callbacks),
+        **task.facts(),
+        "train_seconds": progress.seconds,
+        "train_processor_seconds": progress.processor_seconds,
+        "train_tokens": progress.tokens,
+        "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
+        "peak_memory_bytes": peak_memory(trainer.accelerator.device.type),
+        "environment": describe_environment()
+        | {"device": str(trainer.accelerator.device), "processes": trainer.accelerator.num_processes}
+        | {"sequence_parts": trainer.layout.num_parts},
+    }

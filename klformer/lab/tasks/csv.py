@@ -1,0 +1,165 @@
+"""Your own table: csv, tsv, jsonl or parquet, with texts or numbers in one column, or two texts in two, and a label in
+another. One file is split by itself; train, validation and test may each be a file of their own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from klformer.errors import DataError
+from klformer.lab.tasks.config import DataConfig, Split
+from klformer.lab.tasks.files import first_existing
+from klformer.lab.tasks.hub import nothing_usable
+from klformer.lab.tasks.inputs import InputKind
+from klformer.lab.tasks.own import RowsTask
+from klformer.lab.tasks.presets import LAPTOP_OWN_DATA, Preset
+from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, TableFormat, read_table
+from klformer.lab.tasks.targets import TargetKind
+from klformer.lab.tokens import TokensConfig
+
+#: Names under which a part is looked for in the root.
+_STEMS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+
+
+class CsvData(DataConfig, TableFormat):
+    """Where the tables are, and what their columns mean."""
+
+    train: Path | None = None
+    """Table to train on: .csv, .tsv, .jsonl or .parquet. Default: train.* in the root."""
+
+    validation: Path | None = None
+    """Table to select on. Default: validation.*, valid.*, val.* or dev.* in the root, else a part of train."""
+
+    test: Path | None = None
+    """Table to test on. Default: test.* in the root, else another part of train."""
+
+    text_column: str = "text"
+    """Column of the inputs: texts, or sequences of numbers."""
+
+    second_column: str | None = None
+    """Column of a second text: both are read as one sequence with a separator."""
+
+    label_column: str = "label"
+    """Column of the labels."""
+
+    inputs: InputKind = "text"
+    """text; integers: a sequence of whole numbers in every row, each a token; floats: a sequence of numbers, or of
+    vectors, as of a signal. In csv the numbers are between spaces, commas or semicolons, or a list in JSON."""
+
+    target: TargetKind = "classes"
+    """classes: labels are names, of any number of classes. number: a regression."""
+
+    tokens: TokensConfig = Field(default_factory=TokensConfig)
+    """How texts become sequences."""
+
+
+class Csv(RowsTask):
+    """Tables of one's own: a row is an example.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.lab.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "reviews.csv"
+        ...     _ = file.write_text("text,label\\n" + "well done,good\\nso dull,bad\\n" * 10)
+        ...     task = TASKS["csv"](TASKS["csv"].data_config(train=file))
+        ...     rows = list(task.labelled("train"))
+        ...     new = list(task.unlabelled(file, ["label"]))
+        ...     sizes = len(task.load("train")), len(task.load("validation")), len(task.load("test"))
+        ...     names = task.class_names()
+        >>> sizes, names  # a tenth each is held out
+        ((16, 2, 2), ('bad', 'good'))
+
+        What it is made of: rows with a label, and rows of any file with what is kept of them.
+
+        >>> place, cells, label = rows[0]
+        >>> place.number, cells, label
+        (2, ('well done',), 'good')
+        >>> new[1][1:]
+        (('so dull',), ('bad',))
+        >>> task.kinds()[:2], task.parsed(place, ["very good"])
+        (('text', 'classes'), ('very good',))
+    """
+
+    name: ClassVar[str] = "csv"
+    title: ClassVar[str] = "Table"
+    summary: ClassVar[str] = "your own csv, tsv, jsonl or parquet file: texts or numbers, classes or a regression"
+    presets: ClassVar[Mapping[str, Preset]] = MappingProxyType({"laptop": LAPTOP_OWN_DATA})
+    data_config: ClassVar[type[DataConfig]] = CsvData
+    default_max_len: ClassVar[int] = 512
+
+    config: CsvData
+
+    def location(self) -> str:
+        found = {part: self._path(part) for part in _STEMS}
+        if found["train"] is None:
+            return f"{self.root} (nothing found: {_looked_for()})"
+        return ", ".join(str(path) for path in found.values() if path is not None)
+
+    def detail(self) -> str:
+        train = self._path("train")
+        if train is None:
+            return ""
+        return train.parent.name if train.stem == "train" else train.stem
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "train" if self._path("validation") is None else "file"
+
+    def test_source(self) -> Literal["file", "train"]:
+        return "train" if self._path("test") is None else "file"
+
+    def kinds(self) -> tuple[InputKind, TargetKind, TokensConfig]:
+        return self.config.inputs, self.config.target, self.config.tokens
+
+    def labelled(self, part: Split) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
+        path = self._path(part)
+        if path is None:
+            if self.config.root is None:
+                raise DataError(
+                    "a table is needed: give --data.train FILE, or --data.root FOLDER with " + _looked_for()
+                )
+            raise nothing_usable(self.root, (_looked_for(), "--data.train FILE"))
+        flags = [*self._flags(), "--data.label-column"]
+        for place, fields in read_table(path, [*self._columns(), self.config.label_column], self.config, flags=flags):
+            yield place, fields[:-1], fields[-1]
+
+    def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
+        columns = self._columns()
+        flags = [*self._flags(), *(["--keep"] * len(keep))]
+        for place, fields in read_table(_checked(path), [*columns, *keep], self.config, flags=flags):
+            yield place, fields[: len(columns)], fields[len(columns) :]
+
+    def _columns(self) -> list[str]:
+        second = self.config.second_column
+        if second is not None and self.config.inputs != "text":
+            raise DataError("data.second_column is for texts; numbers are in one column")
+        return [self.config.text_column] + ([] if second is None else [second])
+
+    def _flags(self) -> list[str]:
+        return ["--data.text-column", "--data.second-column"][: len(self._columns())]
+
+    def _path(self, part: Split) -> Path | None:
+        given: Path | None = getattr(self.config, part)
+        if given is not None:
+            return _checked(given.expanduser())
+        if self.config.train is not None:
+            return None  # whatever is in the root belongs to something else
+        names = [f"{stem}{suffix}" for stem in _STEMS[part] for suffix in TABLE_SUFFIXES]
+        return first_existing(self.root / name for name in names)
+
+
+def _looked_for() -> str:
+    return f"train.{{{','.join(suffix[1:] for suffix in TABLE_SUFFIXES)}}}"
+
+
+def _checked(path: Path) -> Path:
+    if path.suffix not in TABLE_SUFFIXES:
+        raise DataError(f"a table must be one of {', '.join(TABLE_SUFFIXES)} by its name", file=path)
+    return path

@@ -1,0 +1,307 @@
+"""Image of Long Range Arena: CIFAR-10 in grey, read as a sequence of 1,024 pixels; id = brightness, 0 to 255."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from klformer.lab.data.sequences import Examples, Sequences
+from klformer.errors import DataError
+from klformer.lab.tasks.base import InputChunk, Task
+from klformer.lab.tasks.cifar_pickle import read_python_batch
+from klformer.lab.tasks.config import Split
+from klformer.lab.tasks.files import entries, exists, is_folder, reading
+from klformer.lab.tasks.hub import load_from_hub, nothing_usable
+from klformer.lab.tasks.presets import (
+    ANY,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
+from klformer.lab.tasks.unlabelled import chunks_of_images
+
+_HUB_NAME = "uoft-cs/cifar10"
+_LOOKED_FOR = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")
+_SIDE = 32
+_PIXELS = _SIDE * _SIDE
+_NUM_CLASSES = 10
+_BATCHES: dict[str, list[str]] = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+Pixels = NDArray[np.uint8]
+
+
+def to_grey(rgb: Pixels) -> Pixels:
+    """0.2989 R + 0.5870 G + 0.1140 B as whole numbers, (..., 3) -> (...).
+
+    In the arithmetic of tf.image.rgb_to_grayscale, which LRA uses: to [0, 1], and back by 255.5, cut to whole numbers.
+    """
+    weights = np.array([0.2989, 0.5870, 0.1140], np.float32)
+    grey = (rgb.astype(np.float32) * np.float32(1 / 255)) @ weights
+    return (grey * np.float32(255.5)).astype(np.uint8)
+
+
+class ImageSource(ABC):
+    """A place that images are read from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def describe(self) -> str:
+        """Where it is."""
+        return str(self.folder)
+
+    @abstractmethod
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        """Grey pixels (N, 1024) and labels (N,)."""
+
+
+class Batches(ImageSource):
+    """The official files: python batches, or binary ones (one byte of label and 3,072 of pixels an image)."""
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        is_binary = not any(exists(self.folder / name) for names in _BATCHES.values() for name in names)
+        pixels: list[Pixels] = []
+        labels: list[NDArray[np.int64]] = []
+        for name in _BATCHES[part]:
+            path = self.folder / (f"{name}.bin" if is_binary else name)
+            planes, batch_labels = self._binary(path) if is_binary else read_python_batch(path)
+            if planes.ndim != 2 or planes.shape[1] != 3 * _PIXELS or not len(planes) == len(batch_labels) > 0:
+                raise DataError(
+                    f"must have a label and {3 * _PIXELS} bytes for every image, got data of shape {planes.shape} and "
+                    f"{len(batch_labels)} labels",
+                    file=path,
+                )
+            if pixels and len(planes) != len(pixels[0]):
+                raise DataError(f"has {len(planes)} images where the first batch has {len(pixels[0])}", file=path)
+            pixels.append(to_grey(planes.reshape(-1, 3, _PIXELS).transpose(0, 2, 1)))
+            labels.append(_checked(batch_labels, path))
+        return np.concatenate(pixels), np.concatenate(labels)
+
+    @staticmethod
+    def _binary(path: Path) -> tuple[Pixels, Pixels]:
+        record = 1 + 3 * _PIXELS
+        with reading(path):
+            content = np.fromfile(path, np.uint8)
+        if content.size == 0 or content.size % record:
+            raise DataError(f"has {content.size} bytes, which is no multiple of {record}: the file is cut", file=path)
+        rows = content.reshape(-1, record)
+        return rows[:, 1:], rows[:, 0]
+
+
+class Arrays(ImageSource):
+    """`{train,test}_{x,y}.npy`: grey images (N, 32, 32) and labels (N,), both uint8."""
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        path = self.folder / f"{part}_x.npy"
+        images, labels = self._load(path), self._load(self.folder / f"{part}_y.npy")
+        if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE) or labels.shape != images.shape[:1]:
+            raise DataError(
+                f"must be uint8 (N, 32, 32) with N labels, got {images.dtype} {images.shape} and {labels.shape}",
+                file=path,
+            )
+        if not len(images):
+            raise DataError("has no images", file=path)
+        return images.reshape(-1, _PIXELS), _checked(labels, path)
+
+    @staticmethod
+    def _load(path: Path) -> NDArray[Any]:
+        with reading(path):
+            try:
+                array: NDArray[Any] = np.load(path, allow_pickle=False)
+            except (ValueError, EOFError) as error:
+                raise DataError(f"is not a whole numpy array: {error}", file=path) from error
+        return array
+
+
+class PngFolder(ImageSource):
+    """`{train,test}/CLASS/*.png`: ten folders of images, of the same names in both, classes in their order."""
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        pixels, labels = [], []
+        for label, name in enumerate(self._class_names()):
+            class_folder = self.folder / part / name
+            paths = _pngs(class_folder)
+            if not paths:
+                raise DataError("has no images (*.png)", file=class_folder)
+            pixels += [self.image(path) for path in paths]
+            labels += [label] * len(paths)
+        return np.stack(pixels), np.asarray(labels, np.int64)
+
+    def _class_names(self) -> list[str]:
+        """Names of the classes, sorted. A class must have one number in train and test, and so the names be the same.
+
+        Raises:
+            DataError: there are not ten folders, or train and test name them differently.
+        """
+        train, test = (self._folder_names(self.folder / part) for part in ("train", "test"))
+        if train != test:
+            missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))
+            raise DataError(
+                f"must hold folders of the same names as train; missing: {missing}; extra: {extra}",
+                file=self.folder / "test",
+            )
+        return train
+
+    @staticmethod
+    def _folder_names(folder: Path) -> list[str]:
+        names = [path.name for path in entries(folder) if is_folder(path)]
+        if len(names) != _NUM_CLASSES:
+            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(names)}", file=folder)
+        return names
+
+    @staticmethod
+    def image(path: Path) -> Pixels:
+        """The pixels of a file, in grey."""
+        # Imported here: only images in files need it.
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(path) as image:
+                rgb = np.asarray(image.convert("RGB"))
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise DataError(f"is not a whole png image: {error}", file=path) from error
+        if rgb.shape != (_SIDE, _SIDE, 3):
+            raise DataError(f"must be {_SIDE} x {_SIDE} pixels, got {rgb.shape[1]} x {rgb.shape[0]}", file=path)
+        return to_grey(rgb).reshape(_PIXELS)
+
+
+class NoImages(ImageSource):
+    """A folder that somebody named, without images: no other data takes their place."""
+
+    def describe(self) -> str:
+        return f"{self.folder} (nothing found: {', '.join(_LOOKED_FOR)})"
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        raise nothing_usable(self.folder, _LOOKED_FOR)
+
+
+class ImageHub(ImageSource):
+    """The data set of the Hugging Face hub."""
+
+    def describe(self) -> str:
+        return f"the hub, {_HUB_NAME} (nothing found in {self.folder})"
+
+    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
+        rows = load_from_hub(_HUB_NAME, part, root=self.folder, looked_for=_LOOKED_FOR)
+        pixels = [to_grey(np.asarray(image.convert("RGB"))).reshape(_PIXELS) for image in rows["img"]]
+        return np.stack(pixels), np.asarray(rows["label"], np.int64)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        "model": {
+            "num_layers": 1, "num_heads": 8, "model_dim": 128, "head_dim": 8, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.3, "positions": "learned",
+        },
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-4, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup_steps": 175},
+        "training": {"batch_size": 256, "max_epochs": 200},
+        "attention": paper_attention(
+            gmm_rks=128, fastfood_rks=8, generative_rks=128, gmm_prf=128, fastfood_prf=8, generative_prf=8,
+        ),
+    },
+    "laptop": {
+        # Small, and with positions that need not be learned: pixels are many, and width matters less than steps. Grey
+        # values are amounts and start so, and the convolution reaches one row up and one down: with both all attentions
+        # learn much sooner (docs/results.md).
+        "data": {"train_limit": 10_000, "validation_limit": 500, "test_limit": 2_000},
+        "model": {
+            "num_layers": 1, "num_heads": 4, "model_dim": 32, "head_dim": 8, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.0, "positions": "sinusoidal", "convolution_width": 65, "token_start": "ordered",
+            "pooling": "mean",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 6e-3, "weight_decay": 0.0},
+        "schedule": {"kind": "cosine", "warmup_steps": 50},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 16, "max_steps": 300, "evaluate_every": 150, "checkpoint_every": 150,
+            "evaluation_draws": 4,
+        },
+        # Four for each dimension of a head, as in the other tasks.
+        "attention": {ANY: {"num_frequencies": 32}},
+    },
+}  # fmt: skip
+
+
+class Image(Task):
+    """CIFAR-10, ten classes.
+
+    Read from the official batches (python or binary), from arrays or from a folder of png images, each in the root or
+    the root itself; where no root is given, else from the hub. No validation set comes with it: a random tenth of train
+    is held out under "lra" (45,000 and 5,000), and `holdout_fraction` of it under "holdout".
+
+    `read_inputs` reads png images of 32 x 32 pixels.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from klformer.lab.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part, size in (("train", 40), ("test", 10)):
+        ...         np.save(Path(folder) / f"{part}_x.npy", np.zeros((size, 32, 32), np.uint8))
+        ...         np.save(Path(folder) / f"{part}_y.npy", np.arange(size) % 10)
+        ...     task = TASKS["image"](TASKS["image"].data_config(root=folder))
+        ...     sizes = len(task.load("train")), len(task.load("validation")), len(task.load("test"))
+        >>> sizes, task.shape().vocab_size, task.max_len
+        ((36, 4, 10), 256, 1024)
+    """
+
+    name: ClassVar[str] = "image"
+    title: ClassVar[str] = "Image"
+    summary: ClassVar[str] = "class of a grey CIFAR-10 image from its 1,024 pixels"
+    num_classes: int = _NUM_CLASSES
+    chance: ClassVar[float | None] = 0.1
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    vocab_size: int | None = 256
+    default_max_len: ClassVar[int] = _PIXELS
+    row_column: ClassVar[tuple[str, type]] = ("file", str)
+    official_sizes = MappingProxyType({"train": 50_000, "test": 10_000})
+
+    def location(self) -> str:
+        return self._source().describe()
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "train"
+
+    def _holdout_fraction(self) -> float:
+        return 0.1 if self.config.protocol == "lra" else super()._holdout_fraction()
+
+    def _source(self) -> ImageSource:
+        for folder in (self.root / "cifar-10-batches-py", self.root / "cifar-10-batches-bin", self.root):
+            if any(
+                exists(folder / f"{name}{suffix}") for name in ("data_batch_1", "test_batch") for suffix in ("", ".bin")
+            ):
+                return Batches(folder)
+        for folder in (self.root / "cifar10_gray", self.root):
+            if exists(folder / "train_x.npy") or exists(folder / "test_x.npy"):
+                return Arrays(folder)
+        for folder in (self.root / "cifar10", self.root):
+            if any(_pngs(path) for part in ("train", "test") for path in entries(folder / part)):
+                return PngFolder(folder)
+        return NoImages(self.root) if self.config.root is not None else ImageHub(self.root)
+
+    def read(self, part: Split) -> Examples:
+        pixels, labels = self._source().read(part)
+        return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        return chunks_of_images(path, keep, chunk, (".png",), lambda one: PngFolder.image(one)[: self.max_len])
+
+
+def _pngs(folder: Path) -> list[Path]:
+    return [path for path in entries(folder) if path.suffix == ".png"]
+
+
+def _checked(labels: Sequence[Any] | NDArray[Any], path: Path) -> NDArray[np.int64]:
+    """Labels as int64. Raises DataError if one is not a whole number from 0 to 9."""
+    for index, label in enumerate(labels):
+        if not isinstance(label, (int, np.integer)) or not 0 <= label < _NUM_CLASSES:
+            raise DataError(
+                f"image {index} has the label {label!r}, which must be a whole number from 0 to 9", file=path
+            )
+    return np.asarray(labels, np.int64)

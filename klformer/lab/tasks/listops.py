@@ -1,0 +1,263 @@
+"""ListOps of Long Range Arena: the value, a digit, of a nested expression such as [MAX 2 9 [MIN 4 7 ] 0 ].
+
+Read from `basic_{train,val,test}.tsv` where they are found, and otherwise generated with the same distribution on
+first use, as files of the same format. The tokens are the digits, the four operators and `]`; parentheses are
+dropped.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from klformer.lab.data.sequences import ByteRows, Examples
+from klformer.errors import DataError
+from klformer.files import replacing
+from klformer.lab.tasks.base import InputChunk, Task
+from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
+from klformer.lab.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
+from klformer.lab.tasks.files import GeneratedFolder, first_existing, parse_label, read_lines
+from klformer.lab.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
+from klformer.lab.tasks.progress import progress
+from klformer.lab.tasks.tables import Place
+from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
+
+FILES: dict[Split, str] = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+#: 0 is padding.
+TOKEN_IDS = {token: index for index, token in enumerate(TOKENS, start=1)}
+#: Operators as single bytes outside ASCII, so that every token is one byte.
+_SHORT = {name.encode(): bytes([index]) for index, name in enumerate(OPERATORS, start=128)}
+_ID_OF_BYTE = bytearray(256)
+for _token, _id in TOKEN_IDS.items():
+    _ID_OF_BYTE[_SHORT.get(_token.encode(), _token.encode())[0]] = _id
+
+
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        "model": {
+            "num_layers": 6, "num_heads": 8, "model_dim": 512, "head_dim": 64, "ffn_dim": 2048, "head_hidden_dim": 2048,
+            "dropout": 0.1, "positions": "sinusoidal",
+        },
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-3},
+        "schedule": {"kind": "rsqrt", "warmup_steps": 1000},
+        "training": {"batch_size": 32, "max_steps": 10_000},
+        "attention": paper_attention(
+            gmm_rks=256, fastfood_rks=64, generative_rks=256, gmm_prf=256, fastfood_prf=64, generative_prf=128,
+        ),
+    },
+    "laptop": {
+        # The mean of all positions and a convolution over neighbours, as for Text: with CLS a larger learning rate does
+        # not help (docs/results.md).
+        "data": {"num_examples": 20_000, "max_len": 200, "validation_limit": 1_000},
+        "model": {
+            "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.0, "positions": "sinusoidal", "pooling": "mean", "convolution_width": 5,
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 500, "checkpoint_every": 250,
+            "evaluation_draws": 4,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
+class ListOps(Task):
+    """ListOps, read or generated.
+
+    Files are looked for in `lra_release/listops-1000`, `listops` and the root itself. If there are none, or
+    `num_examples` asks for a number of them, expressions with max_len / 4 < tokens < max_len are generated, which
+    with the default of 2,000 are LRA's; expressions in files are cut at max_len. Validation and test have 2,000
+    examples and depend on the seed, not on the size of the training set.
+    `read_inputs` reads expressions in the column `Source`, as LRA's files have them.
+
+    Args:
+        config: Where the data is, and how much of it is generated.
+        quiet: Say nothing while generating.
+
+    Raises:
+        ArgumentTypeError: the configuration is another task's.
+
+    Examples:
+        >>> import tempfile
+        >>> from klformer.lab.tasks import TASKS, GeneratedData
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     task = TASKS["listops"](GeneratedData(root=folder, num_examples=100, max_len=40), quiet=True)
+        ...     train = task.load("train")
+        >>> len(train), task.num_classes, bool(train.first.lengths.max() < 40)
+        (100, 10, True)
+    """
+
+    name: ClassVar[str] = "listops"
+    title: ClassVar[str] = "ListOps"
+    summary: ClassVar[str] = "value of a nested expression of MIN, MAX, MED and SM, up to 2,000 tokens (generated)"
+    num_classes: int = 10
+    chance: ClassVar[float | None] = 0.1
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    vocab_size: int | None = len(TOKENS) + 1
+    is_generated: ClassVar[bool] = True
+    data_config: ClassVar[type[DataConfig]] = GeneratedData
+    default_max_len: ClassVar[int] = 2_000
+    default_num_examples: ClassVar[int] = 96_000
+    evaluation_size: ClassVar[int] = 2_000
+    official_sizes = MappingProxyType({"train": 96_000, "validation": 2_000, "test": 2_000})
+
+    config: GeneratedData
+
+    def __init__(self, config: GeneratedData, *, quiet: bool = False) -> None:
+        super().__init__(config, quiet=quiet)
+        num_examples = config.num_examples or self.default_num_examples
+        self._generated = GeneratedFolder(
+            self.root / "listops" / f"train{num_examples}-len{self.max_len}-seed{config.seed}",
+            {
+                "generator": "listops-1",
+                "train": num_examples,
+                "evaluation": self.evaluation_size,
+                "max_len": self.max_len,
+                "seed": config.seed,
+            },
+        )
+
+    def location(self) -> str:
+        if folder := self._found():
+            return f"{folder} (read)"
+        return self._generated.describe()
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file"
+
+    def is_official(self) -> bool:
+        return self._found() is not None
+
+    def notes(self) -> list[str]:
+        notes = super().notes()
+        if self.config.num_examples is not None and (folder := self._folder_of_files()):
+            notes.append(
+                f"the files in {folder} are not read: data.num_examples={self.config.num_examples} asks for generated "
+                f"expressions; --data.num-examples None --data.max-len {self.default_max_len} reads them"
+            )
+        return notes
+
+    def prepare(self) -> None:
+        if self._found() or self._generated.is_complete:
+            return
+        self._generated.open(quiet=self.quiet)
+        # Train is last, so that validation and test are the same for every size of it.
+        settings = self._generated.settings
+        sizes: dict[Split, int] = {
+            "test": settings["evaluation"],
+            "validation": settings["evaluation"],
+            "train": settings["train"],
+        }
+        rows = iter(ExpressionGenerator(settings["seed"], settings["max_len"]))
+        with progress("generating ListOps", sum(sizes.values()), quiet=self.quiet) as advance:
+            for split, size in sizes.items():
+                with replacing(self._generated.path / FILES[split]) as path, path.open("wb") as file:
+                    file.write(b"Source\tTarget\r\n")
+                    for source, value in islice(rows, size):
+                        file.write(f"{source}\t{value}\r\n".encode())
+                        advance(1)
+        self._generated.complete({FILES[split]: size for split, size in sizes.items()})
+
+    def _found(self) -> Path | None:
+        """The folder of files that are read instead of generating."""
+        return self._folder_of_files() if self.config.num_examples is None else None
+
+    def _folder_of_files(self) -> Path | None:
+        """The folder of files that were not generated here."""
+        folders = (self.root / "lra_release" / "listops-1000", self.root / "listops", self.root)
+        path = first_existing(folder / name for folder in folders for name in FILES.values())
+        return path.parent if path else None
+
+    def read(self, part: Split) -> Examples:
+        if folder := self._found():
+            return read_listops(folder / FILES[part], self.max_len)
+        self.prepare()
+        path, rows = self._generated.verified(FILES[part])
+        examples = read_listops(path, self.max_len)
+        if len(examples) != rows:
+            raise DataError(f"has {len(examples)} rows where the manifest says {rows}", file=path)
+        return examples
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        def parse(place: Place, source: str) -> bytes:
+            return _checked(source.encode(), place.path, place.number)[: self.max_len]
+
+        rows = rows_of_texts(path, ["Source"], keep, parse)
+        return chunks_of_rows(rows, chunk, lambda cells: ByteRows.of(ids for (ids,) in cells).as_they_are())
+
+
+def read_listops(path: Path, max_len: int) -> Examples:
+    """Read a file in LRA's format.
+
+    Raises:
+        DataError: the header, the number of fields, a token, the brackets or a label is wrong, there are no rows, or
+            the file is cut.
+    """
+    sources, labels = ByteRows(), []
+    for number, source, target in _rows(path):
+        sources.add(_checked(source, path, number)[:max_len])
+        labels.append(parse_label(target.decode("latin-1"), 10, file=path, line=number))
+    if not labels:
+        raise DataError("has no rows after the header", file=path)
+    return Examples(sources.as_they_are(), np.asarray(labels, np.int64))
+
+
+def _checked(source: bytes, path: Path, line: int) -> bytes:
+    """The ids of the tokens of an expression whose brackets are closed."""
+    ids = _encode(source, path, line)
+    opened, closed = source.count(b"["), source.count(b"]")
+    if opened != closed:
+        raise DataError(f"has {opened} operators and {closed} ], which must be as many", file=path, line=line)
+    return ids
+
+
+def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+    """Line number, source and target of every row."""
+    header_seen = False
+    for number, line in read_lines(path):
+        fields = line.split(b"\t")
+        if not header_seen:
+            header_seen = True
+            if fields != [b"Source", b"Target"]:
+                raise DataError("the header must be Source and Target, separated by a tab", file=path, line=number)
+        elif len(fields) != 2:
+            raise DataError(f"a row must have 2 fields separated by a tab, got {len(fields)}", file=path, line=number)
+        else:
+            yield number, fields[0], fields[1]
+    if not header_seen:
+        raise DataError("is empty; the header must be Source and Target, separated by a tab", file=path)
+
+
+def _encode(source: bytes, path: Path, line: int) -> bytes:
+    """The ids of the tokens, without parentheses.
+
+    With operators as single bytes every other byte is a token and those between are spaces: a few passes in C instead
+    of a loop over a hundred million tokens.
+    """
+    short = source
+    for name, byte in _SHORT.items():
+        short = short.replace(name, byte)
+    ids = short[::2].translate(None, b"()").translate(_ID_OF_BYTE)
+    if source.isascii() and ids and 0 not in ids and not short[1::2].strip(b" "):
+        return ids
+    # Spacing of another kind, or an error: token by token.
+    tokens = [token.decode("latin-1") for token in source.split() if token not in (b"(", b")")]
+    for token in tokens:
+        if token not in TOKEN_IDS:
+            raise DataError(f"unknown token {token!r}; tokens are {' '.join(TOKENS)} ( )", file=path, line=line)
+    if not tokens:
+        raise DataError("the source is empty", file=path, line=line)
+    return bytes(TOKEN_IDS[token] for token in tokens)

@@ -1,0 +1,174 @@
+"""Tasks that read labelled rows and find everything else in them: classes and their names, tokens, scales.
+
+What is found is learned from the training rows once and remembered with a run, so that the run reads other rows, and
+rows without labels, in the same way for ever.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from klformer.lab.data import Examples, InputShape
+from klformer.errors import DataError, RunError
+from klformer.lab.tasks.base import InputChunk, Knowledge, Task
+from klformer.lab.tasks.config import DataConfig, Split
+from klformer.lab.tasks.inputs import KINDS, InputKind, Inputs, inputs_from_json, learn_inputs
+from klformer.lab.tasks.tables import Place
+from klformer.lab.tasks.targets import TargetKind, Targets, label_text, learn_targets, targets_from_json
+from klformer.lab.tasks.unlabelled import chunks_of_rows
+from klformer.lab.tokens import TokensConfig
+from klformer.lab.training.objective import Objective
+
+
+class RowsTask(Task):
+    """A task made of rows of cells with a label each."""
+
+    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
+        super().__init__(config, quiet=quiet)
+        self._inputs: Inputs | None = None
+        self._targets: Targets | None = None
+        self._adopted: Knowledge = {}
+        # The last part that was read, which train, validation and test may all be parts of.
+        self._last: tuple[Split, Examples] | None = None
+
+    @abstractmethod
+    def labelled(self, part: Split) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
+        """The rows of a part.
+
+        Args:
+            part: "train", "validation" or "test".
+
+        Returns:
+            For each row where it is, its cells, and its label.
+
+        Raises:
+            DataError: the file is missing or malformed.
+        """
+
+    @abstractmethod
+    def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
+        """The rows of any file, whether they have labels or not.
+
+        Args:
+            path: The file.
+            keep: Columns whose fields are passed on.
+
+        Returns:
+            For each row where it is, its cells, and the fields of the columns to keep.
+
+        Raises:
+            DataError: the file is missing or malformed.
+        """
+
+    @abstractmethod
+    def kinds(self) -> tuple[InputKind, TargetKind, TokensConfig]:
+        """What inputs and targets are.
+
+        Returns:
+            The kind of the inputs, the kind of the targets, and how texts become sequences.
+        """
+
+    def adopt(self, knowledge: Knowledge) -> None:
+        self._adopted = knowledge.get("inputs", {})
+
+    def learn(self) -> Knowledge:
+        place, cells, labels = self._parsed("train")
+        input_kind, target_kind, tokens = self.kinds()
+        try:
+            targets = learn_targets(target_kind, labels)
+        except ValueError as error:
+            raise DataError(f"the column of labels {error}", file=place.path) from error
+        if self._adopted and self._adopted.get("kind") == input_kind:
+            return {"inputs": self._adopted, "targets": targets.as_json()}
+        try:
+            inputs = learn_inputs(input_kind, cells, tokens)
+        except ValueError as error:
+            raise DataError(f"the column of inputs {error}", file=place.path) from error
+        return {"inputs": inputs.as_json(), "targets": targets.as_json()}
+
+    def know(self, knowledge: Knowledge) -> None:
+        if not knowledge.keys() >= {"inputs", "targets"}:
+            raise RunError("what the run remembers of its data is missing: knowledge.json has no inputs or no targets")
+        self._inputs = inputs_from_json(knowledge["inputs"])
+        self._targets = targets_from_json(knowledge["targets"])
+
+    @property
+    def inputs(self) -> Inputs:
+        """How cells become sequences."""
+        if self._inputs is None:
+            self.know(self.learn())
+        assert self._inputs is not None
+        return self._inputs
+
+    @property
+    def targets(self) -> Targets:
+        """How labels become targets."""
+        if self._targets is None:
+            self.know(self.learn())
+        assert self._targets is not None
+        return self._targets
+
+    def shape(self) -> InputShape:
+        return self.inputs.shape(self.max_len)
+
+    def objective(self) -> Objective:
+        return self.targets.objective()
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.targets.names
+
+    def guess(self) -> float | None:
+        return self.targets.guess
+
+    def read(self, part: Split) -> Examples:
+        if self._last is not None and self._last[0] == part:
+            return self._last[1]
+        encode = self.targets.encode
+        _, cells, labels = self._parsed(part, check=encode)
+        examples = Examples(
+            self.inputs.encode(cells, self.max_len), self.targets.as_array([encode(label) for label in labels])
+        )
+        self._last = (part, examples)
+        return examples
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        rows = ((place, self.parsed(place, row), fields) for place, row, fields in self.unlabelled(path, keep))
+        return chunks_of_rows(rows, chunk, lambda cells: self.inputs.encode(cells, self.max_len))
+
+    def parsed(self, place: Place, cells: Sequence[Any]) -> Any:
+        """The cells of a row, as inputs take them.
+
+        Args:
+            place: Where the row is, for errors.
+            cells: Its fields, one for each column of inputs.
+
+        Raises:
+            DataError: they can't be read; the message says where the row is.
+        """
+        with located(place):
+            return KINDS[self.kinds()[0]].parse(cells)
+
+    def _parsed(self, part: Split, check: Any = None) -> tuple[Place, list[Any], list[str]]:
+        """Where the last row of a part is, and all cells and labels; each label is shown to `check`."""
+        cells, labels, last = [], [], None
+        for place, row, label in self.labelled(part):
+            cells.append(self.parsed(place, row))
+            with located(place):
+                labels.append(label_text(label))
+                if check is not None:
+                    check(labels[-1])
+            last = place
+        if last is None:
+            raise DataError(f"{part} has no rows: {self.location()}")
+        return last, cells, labels
+
+
+@contextmanager
+def located(place: Place) -> Iterator[None]:
+    """Turns a ValueError about a row into a DataError that says where the row is."""
+    try:
+        yield
+    except ValueError as error:
+        raise place.error(str(error)) from error

@@ -1,0 +1,283 @@
+"""Text of Long Range Arena: the sentiment of a film review (IMDB) from its bytes, up to 4,000 of them; id = byte +
+1."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from klformer.lab.data.sequences import ByteRows, Examples
+from klformer.errors import DataError
+from klformer.lab.tasks.base import InputChunk, Task
+from klformer.lab.tasks.config import DataConfig, Split
+from klformer.lab.tasks.files import entries, exists, first_existing, is_folder, reading
+from klformer.lab.tasks.hub import load_from_hub, nothing_usable
+from klformer.lab.tasks.presets import (
+    LAPTOP_ATTENTION,
+    LRA_OPTIMISER,
+    PAPER_OPTIMISER,
+    SMALL_TRAINING,
+    Preset,
+    paper_attention,
+)
+from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, read_table
+from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
+
+_HUB_NAME = "stanfordnlp/imdb"
+_LABELS = ("neg", "pos")
+_LOOKED_FOR = ("aclImdb/{train,test}/{neg,pos}/*.txt", "{train,test}.{csv,tsv,parquet,jsonl}")
+#: Labels in tables: numbers, or words as the copies of this data set in circulation have them.
+_LABEL_NAMES = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "neg": 0, "pos": 1, "negative": 0, "positive": 1}
+
+
+class TextData(DataConfig):
+    """Where the reviews are, and the columns of tables."""
+
+    text_column: str = "text"
+    """From a csv, tsv, jsonl or parquet file: the column of the text."""
+
+    label_column: str = "label"
+    """From a csv, tsv, jsonl or parquet file: the column of the label."""
+
+
+class TextSource(ABC):
+    """A place that reviews are read from."""
+
+    has_validation = False
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Where it is."""
+
+    @abstractmethod
+    def read(self, part: Split, max_len: int) -> Examples:
+        """A part, with texts cut at max_len bytes."""
+
+
+class ReviewTree(TextSource):
+    """The official tree: `{train,test}/{neg,pos}/ID_RATING.txt`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def describe(self) -> str:
+        return str(self.folder)
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        texts, labels = ByteRows(), []
+        for label, name in enumerate(_LABELS):
+            for path in _reviews(self.folder / part / name):
+                with reading(path), path.open("rb") as file:
+                    text = file.read(max_len)
+                if not text:
+                    raise DataError("the review is empty", file=path)
+                texts.add(text)
+                labels.append(label)
+        return Examples(texts.plus_one(), np.asarray(labels, np.int64))
+
+
+class ReviewTables(TextSource):
+    """`{train,test}` and optionally `validation` as csv, tsv, jsonl or parquet files with a column of text and
+    one of labels."""
+
+    def __init__(self, root: Path, config: TextData) -> None:
+        self.root = root
+        self.columns = (config.text_column, config.label_column)
+        self.has_validation = exists(self._path("validation"))
+
+    def describe(self) -> str:
+        return f"{self._path('train')} and {self._path('test').name}"
+
+    def _path(self, part: Split) -> Path:
+        paths = [self.root / f"{part}{suffix}" for suffix in TABLE_SUFFIXES]
+        return first_existing(paths) or paths[0]
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        path = self._path(part)
+        texts, labels = ByteRows(), []
+        flags = ("--data.text-column", "--data.label-column")
+        for place, (text, label) in read_table(path, self.columns, flags=flags):
+            word = str(label).lower()
+            if word not in _LABEL_NAMES:
+                raise place.error(f"the label must be 0 or 1 (or neg or pos), got {label!r}")
+            if not isinstance(text, str):
+                raise place.error(f"the column {self.columns[0]!r} must hold text, got {text!r}")
+            if not text:
+                raise place.error("the text is empty")
+            texts.add(text.encode()[:max_len])
+            labels.append(_LABEL_NAMES[word])
+        if not labels:
+            raise DataError("has no rows", file=path)
+        return Examples(texts.plus_one(), np.asarray(labels, np.int64))
+
+
+class NoReviews(TextSource):
+    """A folder that somebody named, without reviews: no other data takes their place."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def describe(self) -> str:
+        return f"{self.root} (nothing found: {', '.join(_LOOKED_FOR)})"
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        raise nothing_usable(self.root, _LOOKED_FOR)
+
+
+class ReviewHub(TextSource):
+    """The data set of the Hugging Face hub."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def describe(self) -> str:
+        return f"the hub, {_HUB_NAME} (nothing found in {self.root})"
+
+    def read(self, part: Split, max_len: int) -> Examples:
+        rows = load_from_hub(_HUB_NAME, part, root=self.root, looked_for=_LOOKED_FOR)
+        texts = ByteRows()
+        for text in rows["text"]:
+            texts.add(text.encode()[:max_len])
+        return Examples(texts.plus_one(), np.asarray(rows["label"], np.int64))
+
+
+PRESETS: Mapping[str, Preset] = {
+    "paper": {
+        "model": {
+            "num_layers": 4, "num_heads": 4, "model_dim": 256, "head_dim": 64, "ffn_dim": 1024, "head_hidden_dim": 1024,
+            "dropout": 0.1, "positions": "sinusoidal",
+        },
+        "optimiser": {**PAPER_OPTIMISER, "learning_rate": 5e-2},
+        "schedule": {"kind": "rsqrt", "warmup_steps": 8000},
+        "training": {"batch_size": 32, "max_steps": 20_000},
+        "attention": {
+            # Long Range Arena's rank for this task is not Linformer's usual one.
+            "linformer": {"rank": 32},
+            **paper_attention(
+                gmm_rks=128, fastfood_rks=64, generative_rks=256, gmm_prf=256, fastfood_prf=64, generative_prf=128,
+            ),
+        },
+    },
+    "laptop": {
+        # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it.
+        # The mean of all positions: with CLS alone softmax does not learn in this time. The convolution tells a byte
+        # its neighbours: without it no attention is above what the counts of bytes give (docs/results.md).
+        "data": {"max_len": 512, "validation_limit": 1_000, "test_limit": 2_000},
+        "model": {
+            "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+            "dropout": 0.0, "positions": "learned", "convolution_width": 5, "pooling": "mean",
+        },
+        "optimiser": {**LRA_OPTIMISER, "learning_rate": 6e-3, "weight_decay": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 100},
+        "training": {
+            **SMALL_TRAINING, "batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250,
+            "evaluation_draws": 4,
+        },
+        "attention": LAPTOP_ATTENTION,
+    },
+}  # fmt: skip
+
+
+class Text(Task):
+    """IMDB reviews, two classes.
+
+    Read from the tree `aclImdb` (in the root, or the root itself), else from tables in the root; where no root is
+    given, else from the hub. There is no official validation set: "lra" validates on test, "holdout" on a part of
+    train. A `validation` table is used by both.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klformer.lab.tasks import TASKS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part in ("train", "test"):
+        ...         file = Path(folder) / f"{part}.csv"
+        ...         _ = file.write_text("text,label\\n" + "well done,pos\\nso dull,neg\\n" * 10)
+        ...     task = TASKS["text"](TASKS["text"].data_config(root=folder, protocol="lra"))
+        ...     test = task.load("test")
+        >>> task.class_names(), len(test), test.first[1].tolist()  # id = byte + 1
+        (('neg', 'pos'), 20, [116, 112, 33, 101, 118, 109, 109])
+    """
+
+    name: ClassVar[str] = "text"
+    title: ClassVar[str] = "Text"
+    summary: ClassVar[str] = "sentiment of film reviews (IMDB) from up to 4,000 bytes"
+    num_classes: int = 2
+    chance: ClassVar[float | None] = 0.5
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    vocab_size: int | None = 257
+    default_max_len: ClassVar[int] = 4_000
+    data_config: ClassVar[type[DataConfig]] = TextData
+    official_sizes = MappingProxyType({"train": 25_000, "test": 25_000})
+
+    config: TextData
+
+    def location(self) -> str:
+        return self._source().describe()
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file" if self._source().has_validation else super().validation_source()
+
+    def is_official(self) -> bool:
+        return not isinstance(self._source(), ReviewTables)
+
+    def _source(self) -> TextSource:
+        for folder in (self.root / "aclImdb", self.root):
+            if any(is_folder(folder / part / name) for part in ("train", "test") for name in _LABELS):
+                return ReviewTree(folder)
+        if any(exists(self.root / f"{part}{suffix}") for part in ("train", "test") for suffix in TABLE_SUFFIXES):
+            return ReviewTables(self.root, self.config)
+        if self.config.root is not None:
+            return NoReviews(self.root)
+        return ReviewHub(self.root)
+
+    def read(self, part: Split) -> Examples:
+        return self._source().read(part, self.max_len)
+
+    def class_names(self) -> tuple[str, ...]:
+        return _LABELS
+
+    def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
+        def parse(place: Place, text: str) -> bytes:
+            if not text:
+                raise place.error("the text is empty")
+            return text.encode()[: self.max_len]
+
+        rows = rows_of_texts(path, [self.config.text_column], keep, parse, flags=["--data.text-column"])
+        return chunks_of_rows(rows, chunk, lambda cells: ByteRows.of(text for (text,) in cells).plus_one())
+
+
+def _reviews(folder: Path) -> list[Path]:
+    """The reviews of a folder by their number.
+
+    Raises:
+        DataError: there are none, or numbers are missing, as after an interrupted unpacking, or there twice.
+    """
+    if not is_folder(folder):
+        raise DataError("the folder of reviews is missing", file=folder)
+    numbered = []
+    for path in entries(folder):
+        if path.suffix != ".txt":
+            continue
+        match = re.fullmatch(r"(\d+)_\d+", path.stem)
+        if match is None:
+            raise DataError("a review must be named ID_RATING.txt", file=path)
+        numbered.append((int(match[1]), path))
+    if not numbered:
+        raise DataError("has no reviews (*.txt)", file=folder)
+    numbered.sort()
+    for expected, (number, path) in enumerate(numbered):
+        if number < expected:
+            twice = f"{numbered[expected - 1][1].name} and {path.name}"
+            raise DataError(
+                f"review {number} is there twice, {twice}; unpack the archive into an empty folder", file=folder
+            )
+        if number > expected:
+            raise DataError(
+                f"review {expected} is missing, {path.name} comes instead; unpack the archive again", file=folder
+            )
+    return [path for _, path in numbered]

@@ -1,0 +1,75 @@
+"""A number for every position of every sequence: mean squared error over all positions, and the mean of draws."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor, nn
+
+from klformer.checks import check_count
+from klformer.lab.data import Batch
+from klformer.lab.data.sequences import AnyArray
+from klformer.errors import ArgumentError
+from klformer.lab.training.objectives.regression import Regression
+
+
+class PositionRegression(Regression):
+    """One output a position, and its squared distance from the target. All positions have targets.
+
+    Args:
+        max_len: Longest sequence: so many predictions are kept of an example.
+
+    Raises:
+        ArgumentError: `max_len` is below 1.
+
+    Examples:
+        >>> import torch
+        >>> from klformer.lab.training.objectives import PositionRegression
+        >>> objective = PositionRegression(max_len=3)
+        >>> targets = torch.tensor([[1.0, 2.0, 3.0]])
+        >>> objective.check_targets(targets)
+        >>> objective.measure(torch.tensor([[1.0, 2.0, 4.5]]), targets)["mse"]
+        0.75
+    """
+
+    of_positions = True
+
+    def __init__(self, *, max_len: int) -> None:
+        check_count("max_len", max_len)
+        self.max_len = max_len
+
+    @property
+    def prediction_shape(self) -> tuple[int, ...]:
+        return (self.max_len,)
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self._differences(outputs, batch).square().sum((-2, -1))
+
+    def count(self, outputs: Tensor, batch: Batch) -> int:
+        return batch.num_tokens
+
+    def sums(self, outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        difference = self._differences(outputs.detach(), batch)
+        return {"mse": difference.square().sum(), "mae": difference.abs().sum()}
+
+    def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
+        numbers = outputs.squeeze(-1)
+        return nn.functional.pad(numbers, (0, self.max_len - numbers.shape[-1]))
+
+    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
+        numbers = outputs.squeeze(-1)
+        return nn.functional.pad(numbers, (start, self.max_len - start - numbers.shape[-1]))
+
+    def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        return super().measure(predictions[:, : targets.shape[1]].flatten(), targets.flatten())
+
+    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
+        return generator.normal(size=(count, self.max_len))
+
+    def check_targets(self, targets: Tensor) -> None:
+        super().check_targets(targets)
+        if targets.dim() != 2:
+            raise ArgumentError(f"targets of positions must be (N, length), got {tuple(targets.shape)}")
+
+    def _differences(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """(..., B, L), 0 at padding."""
+        return (outputs.squeeze(-1) - batch.targets).masked_fill(~batch.key_mask, 0)

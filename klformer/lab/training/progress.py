@@ -1,0 +1,210 @@
+"""What is shown while a run goes on: a live line on a terminal, plain lines elsewhere, nothing if quiet."""
+
+import errno
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from klformer.lab.training.metrics import Metric
+
+
+class Reporter(ABC):
+    """Told what happens, shows it."""
+
+    @abstractmethod
+    def say(self, message: str) -> None:
+        """Something that a person should read."""
+
+    @abstractmethod
+    def start(self, step: int, total_steps: int) -> None:
+        """Training begins, or goes on, after `step` steps of `total_steps`."""
+
+    @abstractmethod
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        """Averages of the steps since the last call."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Training is over."""
+
+
+class SilentReporter(Reporter):
+    """Shows nothing."""
+
+    def say(self, message: str) -> None:
+        pass
+
+    def start(self, step: int, total_steps: int) -> None:
+        pass
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class AttendedReporter(Reporter):
+    """Another reporter, as long as somebody listens: a terminal that is gone or a pipe without a reader ends no run in
+    the middle of a step.
+
+    Args:
+        reporter: What shows something.
+        left: Called when whoever listened has left; nothing is shown from then on.
+    """
+
+    def __init__(self, reporter: Reporter, *, left: Callable[[], None]) -> None:
+        self._reporter = reporter
+        self._left = left
+
+    def say(self, message: str) -> None:
+        with self._attended():
+            self._reporter.say(message)
+
+    def start(self, step: int, total_steps: int) -> None:
+        with self._attended():
+            self._reporter.start(step, total_steps)
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        with self._attended():
+            self._reporter.step(step, loss=loss, metrics=metrics, tokens_per_second=tokens_per_second)
+
+    def finish(self) -> None:
+        with self._attended():
+            self._reporter.finish()
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            self._reporter = SilentReporter()
+            self._left()
+
+
+class PlainReporter(Reporter):
+    """Lines for a log file, at most one every few seconds for the steps.
+
+    Args:
+        seconds_between: Lines about steps.
+        label: In front of every line, where several runs go on side by side.
+    """
+
+    def __init__(self, *, seconds_between: float = 15.0, label: str = "") -> None:
+        self._label = label
+        self._seconds_between = seconds_between
+        self._total_steps = 0
+        self._first_step = 0
+        self._started = self._last = time.monotonic()
+
+    def say(self, message: str) -> None:
+        print(f"{self._label}{message}", flush=True)
+
+    def start(self, step: int, total_steps: int) -> None:
+        self._first_step, self._total_steps = step, total_steps
+        self._started = time.monotonic()
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        now = time.monotonic()
+        if now - self._last < self._seconds_between and step < self._total_steps:
+            return
+        self._last = now
+        left = (now - self._started) / max(1, step - self._first_step) * (self._total_steps - step)
+        print(
+            f"{self._label}step {step}/{self._total_steps}  loss {loss:.4f}  {_written(metrics, '  ')}"
+            f"{tokens_per_second:,.0f} tokens/s  {left / 60:.1f} min left",
+            flush=True,
+        )
+
+    def finish(self) -> None:
+        pass
+
+
+class LiveReporter(Reporter):
+    """A progress bar with the latest figures.
+
+    Args:
+        bars: Where it is drawn, with the bars of other runs.
+        label: In front of the bar and of every line.
+    """
+
+    def __init__(self, bars: Progress | None = None, *, label: str = "") -> None:
+        self._progress = bars or _bars()
+        self._label = label
+        self._task: TaskID | None = None
+
+    def say(self, message: str) -> None:
+        self._progress.console.print(f"{self._label}{message}", highlight=False, markup=False)
+
+    def start(self, step: int, total_steps: int) -> None:
+        self._task = self._progress.add_task(
+            "train", total=total_steps, completed=step, label=self._label, loss="-", metrics="", speed="-"
+        )
+        self._progress.start()
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        if self._task is not None:
+            self._progress.update(
+                self._task,
+                completed=step,
+                loss=f"{loss:.4f}",
+                metrics=_written(metrics, " "),
+                speed=f"{tokens_per_second:,.0f}",
+            )
+
+    def finish(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+        if not self._progress.tasks:
+            self._progress.stop()
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("{task.fields[label]}", markup=False),
+        # The bar takes what the figures leave: of 80 columns, little.
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]} {task.fields[metrics]}{task.fields[speed]} tokens/s"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(),
+        expand=True,
+    )
+
+
+def _written(metrics: Mapping[Metric, float], space: str) -> str:
+    """Names and values, each with the space after it."""
+    return "".join(f"{metric.name} {metric.show(value, digits=1)}{space}" for metric, value in metrics.items())
+
+
+def make_reporter(*, quiet: bool) -> Reporter:
+    """The reporter that fits where the output goes."""
+    if quiet:
+        return SilentReporter()
+    return LiveReporter() if sys.stdout.isatty() else PlainReporter()
+
+
+def labelled_reporters(*, quiet: bool) -> Callable[[str], Reporter]:
+    """Gives the reporters of runs that go on side by side, each with a label in front of what it shows."""
+    if quiet:
+        return lambda _label: SilentReporter()
+    if not sys.stdout.isatty():
+        return lambda label: PlainReporter(label=f"{label} ")
+    bars = _bars()
+    return lambda label: LiveReporter(bars, label=f"{label} ")

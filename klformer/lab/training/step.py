@@ -1,0 +1,164 @@
+"""One update of the weights with one batch, worked through in parts, by one process or several."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from klformer.lab.data import Examples, collate
+from klformer.lab.data.sequences import IntArray
+from klformer.distributed.sharding import whole
+from klformer.lab.training.clock import CheckpointClock
+from klformer.lab.training.config import TrainingConfig
+from klformer.lab.training.objective import Objective
+from klformer.lab.training.processes import Layout, make_layout
+from klformer.lab.training.signals import StopSignal
+
+
+class NotFinite(Exception):  # noqa: N818 - the trainer makes an error of it that names the step
+    """What is not finite."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums of one step over all parts and processes.
+
+    Args:
+        loss: Summed loss.
+        count: What it sums over.
+        metrics: Those metrics that are means over the same, as sums.
+        tokens: Real tokens.
+        stop: Whether a process was asked to stop.
+        save: Whether a process finds that a checkpoint is due.
+    """
+
+    loss: float
+    count: int
+    metrics: dict[str, float]
+    tokens: int
+    stop: bool
+    save: bool
+
+
+class Stepper:
+    """Does steps.
+
+    Args:
+        model: As accelerate has prepared it.
+        optimiser: Likewise.
+        examples: Training examples.
+        objective: What the model is trained for.
+        training: Parts, clipping and padding.
+        accelerator: Device, processes and precision.
+        layout: How the processes share the work; the examples alone, if None.
+        signal: That this process got, if any.
+        clock: Of this process's checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: Any,
+        examples: Examples,
+        *,
+        objective: Objective,
+        training: TrainingConfig,
+        accelerator: Accelerator,
+        layout: Layout | None = None,
+        signal: StopSignal,
+        clock: CheckpointClock,
+    ) -> None:
+        self.model = model
+        self.optimiser = optimiser
+        self.examples = examples
+        self.objective = objective
+        self.training = training
+        self.accelerator = accelerator
+        self.layout = make_layout(accelerator) if layout is None else layout
+        self.signal = signal
+        self.clock = clock
+        self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
+
+    def step(self, indices: IntArray, draw: Sequence[int]) -> StepResult:
+        """One update with a batch of all processes.
+
+        Args:
+            draw: Numbers that what the objective draws is a function of.
+
+        Raises:
+            NotFinite: loss or gradient are not finite; the weights are as before.
+        """
+        sums = self._backward(indices, draw)
+        names = [metric.name for metric in self.objective.metrics]
+        loss, count, tokens, stop, save, *metrics = self.accelerator.reduce(sums, "sum").tolist()
+        if not math.isfinite(loss):
+            raise NotFinite(f"loss is {loss}")
+        self._weigh_gradients(len(indices) / count if count else 0.0)
+        # Also without clipping: a gradient that is not finite must not reach the weights.
+        limit = math.inf if self.training.clip_norm is None else self.training.clip_norm
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), limit)))
+        # The scaler of fp16 skips such steps itself, and lowers its scale.
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            raise NotFinite(f"norm of the gradient is {norm}")
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
+        return StepResult(loss, round(count), known, int(tokens), bool(stop), bool(save))
+
+    def _backward(self, indices: IntArray, draw: Sequence[int]) -> Tensor:
+        """Forward and backward through this process's parts.
+
+        Returns:
+            This process's [loss, count, tokens, signal, save, metrics ...]; NaN for metrics that are no means.
+        """
+        accelerator, objective = self.accelerator, self.objective
+        names = [metric.name for metric in objective.metrics]
+        sums = torch.zeros(5 + len(names), dtype=torch.float64, device=accelerator.device)
+        share, of_share = self._share(indices)
+        # Outputs of whole sequences are the same for all that share them, and count once.
+        weight = of_share if objective.of_positions else of_share / self.layout.num_parts
+        parts = [part for part in np.array_split(share, self.training.accumulation) if len(part)]
+        for number, part in enumerate(parts):
+            posed = objective.pose(collate(self.examples, part, pad_to=self._pad_to).to(accelerator.device), draw)
+            batch, _ = self.layout.part(posed, of_positions=objective.of_positions)
+            is_last = number == len(parts) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self.model):
+                with accelerator.autocast():
+                    outputs = objective.outputs(self.model, batch)
+                outputs = outputs.float()
+                loss = weight * objective.loss_of(outputs, batch)
+                # Processes average their gradients, so that each counts its sum as a share of the global mean.
+                accelerator.backward(loss * (accelerator.num_processes / len(indices)))
+            sums[0] += loss.detach()
+            sums[1] += weight * objective.count(outputs, batch)
+            sums[2] += of_share * batch.num_tokens
+            shown = objective.sums(outputs, batch)
+            for place, name in enumerate(names, start=5):
+                sums[place] += weight * shown[name] if name in shown else math.nan
+        # They go with the sums, so that all processes know of a signal that one got, and save together.
+        sums[3] = float(self.signal.number)
+        sums[4] = float(self.clock.is_due())
+        return sums
+
+    def _weigh_gradients(self, factor: float) -> None:
+        """Gradients were taken for a mean over examples, whose number is known beforehand; where the loss counts
+        something else, they are put right afterwards."""
+        if factor != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def _share(self, indices: IntArray) -> tuple[IntArray, float]:
+        """This process's part of a batch, and what it counts.
+
+        Gradients are averaged over all processes, which all have to take part: where there are fewer examples than
+        processes, those without one work through another's and count nothing.
+        """
+        share = self.layout.share(indices)
+        return (share, 1.0) if len(share) else (indices[:1], 0.0)
