@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from klformer.conversion import Conversion, convert, load_converted
     from klformer.kernels import SpectralDistribution
+    from klformer.lab.tasks import Task, register_task
+    from klformer.lab.training.objective import Objective
     from klformer.models import EncoderConfig, TransformerDecoder, TransformerEncoder
     from klformer.noise import resample, without_noise
     from klformer.ops.near import merge_results, near_attention
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
         spectral_product,
         use_backend,
     )
-    from klformer.lab.tasks import Task, register_task
-    from klformer.lab.training.objective import Objective
 
 __version__ = "0.2.0"
 

@@ -21,9 +21,9 @@ from klformer.lab.bench.model import command as bench_model
 from klformer.lab.bench.model.step import MATERIALISED, Seconds
 from klformer.lab.cli import report as command
 from klformer.lab.cli.report import Report
+from klformer.lab.runs.presets import preset
 from klformer.memory import MEBIBYTE
 from klformer.models import AttentionSpec
-from klformer.lab.runs.presets import preset
 
 ATTACK = '<script>window.hacked = 1</script>"><img src=x onerror="window.hacked = 1">'
 

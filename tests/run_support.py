@@ -9,12 +9,12 @@ from functools import partial
 
 import torch
 
-from klformer.models import AttentionSpec
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.presets import preset
 from klformer.lab.training.checkpoint import CheckpointStore
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.progress import SilentReporter
+from klformer.models import AttentionSpec
 
 TINY = {
     "data": {"num_examples": 450, "max_len": 9, "validation_limit": 45, "test_limit": 45},

@@ -1,9 +1,11 @@
 """Imports go one way through the package."""
 
 import ast
+import sys
 from pathlib import Path
 
 import klformer
+from klformer.lab import MODULES
 
 PACKAGE = Path(klformer.__file__).parent
 #: Each room may import from those before it. First the library, then the laboratory.
@@ -49,6 +51,20 @@ def test_imports_go_one_way():
 def test_oracles_are_for_tests_and_analysis():
     users = [p for p in PACKAGE.rglob("*.py") if "import reference" in p.read_text()]
     assert {room_of(p) for p in users} <= {"lab.analysis"}
+
+
+def test_the_laboratory_names_its_packages():
+    """What klformer.lab asks for is what its files import beyond the library's packages: no more, no less."""
+    imported = {name for path in (PACKAGE / "lab").rglob("*.py") for name in modules_of(path)}
+    others = {"klformer", "torch", "safetensors", "pydantic", "markupsafe", "cycler"}  # of jinja2, of matplotlib
+    assert imported - set(sys.stdlib_module_names) - others == set(MODULES)
+
+
+def test_the_library_imports_three_packages():
+    files = [path for path in PACKAGE.rglob("*.py") if not room_of(path).startswith("lab")]
+    imported = {name for path in files for name in modules_of(path)} - set(sys.stdlib_module_names)
+    where_used = {"numpy", "pyarrow", "pytest", "transformers"}  # types, tables of texts, contracts, conversion
+    assert imported == {"klformer", "torch", "safetensors", "pydantic"} | where_used
 
 
 def test_transformers_is_imported_in_one_folder():

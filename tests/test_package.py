@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import klformer
+from klformer.lab import MODULES
 
 
 def printed_by(script):
@@ -18,6 +19,24 @@ def printed_by(script):
 def test_the_import_alone_brings_nothing_heavy():
     heavy = ("torch", "numpy", "matplotlib", "datasets", "tensorboard", "accelerate", "tyro", "rich", "pandas")
     assert printed_by(f"import klformer, sys; print([n for n in {heavy} if n in sys.modules])") == "[]\n"
+
+
+def test_the_library_needs_torch_safetensors_and_pydantic_alone():
+    packages = ("attention", "conversion", "distributed", "kernels", "models", "nn", "ops")
+    use = f"import sys, importlib; [importlib.import_module('klformer.' + name) for name in {packages}]"
+    use += "; import klformer; klformer.build_attention('gmm-rks', num_heads=2, head_dim=8)"
+    assert printed_by(f"{use}; print([n for n in {MODULES} if n in sys.modules and n != 'numpy'])") == "[]\n"
+
+
+@pytest.mark.parametrize("start", [["-m", "klformer", "list"], ["-c", "import klformer; klformer.lab"]])
+def test_without_the_extra_one_line_says_how_to_get_it(start, tmp_path):
+    blocked = "import sys; sys.modules['rich'] = None"
+    (tmp_path / "sitecustomize.py").write_text(blocked)
+    command = [sys.executable, *start]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("needs rich: pip install 'klformer[lab]'")
+    assert len(done.stderr.splitlines()) == 1 or start[0] == "-c"
 
 
 def test_layers_need_torch_and_no_tools():

@@ -54,6 +54,7 @@ def test_a_wheel_is_built_installed_and_runs(tmp_path):
     listed = said(home / "bin" / "klformer", "list")
     assert all(name in listed for name in ("gmm-rks", "softmax", "listops"))
     # Files that are not Python, each of which somebody reads.
-    parts = {"py.typed", "report/template.html.j2", "report/certificate.html.j2", "analysis/evidence/measured.json"}
+    parts = {"py.typed", "lab/report/template.html.j2", "lab/report/certificate.html.j2"}
+    parts |= {"lab/analysis/evidence/measured.json"}
     assert parts <= {str(path.relative_to(site / "klformer")) for path in (site / "klformer").rglob("*.*")}
-    assert list((site / "klformer" / "analysis" / "turing" / "machines").glob("*.tm"))
+    assert list((site / "klformer" / "lab" / "analysis" / "turing" / "machines").glob("*.tm"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from klformer.checks import suggestion
-from klformer.errors import DataError
+from klformer.errors import DataError, check_extra
 
 TABLES = (".csv", ".tsv", ".parquet", ".arrow")
 
@@ -59,6 +59,7 @@ def _of_delimited(path: Path, column: str) -> Iterator[str]:
 
 
 def _of_arrow(path: Path, column: str) -> Iterator[str]:
+    check_extra("lab", f"reading {path.name}", ["pyarrow"])
     # Imported here: it takes half a second, and only these files need it.
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import ipc, parquet

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, pipeline
 
 import klformer
-from klformer.lab.cli.main import main
 from klformer.conversion import fit
 from klformer.conversion.hf import footprint
 from klformer.conversion.texts import read_texts
 from klformer.errors import DataError, FileError
+from klformer.lab.cli.main import main
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4, VOCABULARY))]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from klformer.attention.registry import ATTENTIONS
-from klformer.lab.cli.main import COMMANDS
 from klformer.kernels import SPECTRA
+from klformer.lab.cli.main import COMMANDS
 from klformer.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]

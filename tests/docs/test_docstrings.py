@@ -21,8 +21,8 @@ from torch import nn
 
 from klformer.attention.registry import ATTENTIONS
 from klformer.kernels import SPECTRA
-from klformer.ops.spectral_product import BACKENDS
 from klformer.lab.tasks import TASKS
+from klformer.ops.spectral_product import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))

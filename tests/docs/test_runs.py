@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from klformer.files import read_json
 from klformer.lab.analysis.evidence.command import EvidenceAnalysis, run
 from klformer.lab.analysis.evidence.keep import rounded
-from klformer.files import read_json
 from klformer.lab.report.collect import collect
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"

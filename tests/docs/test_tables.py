@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from klformer.errors import ArgumentError, FileError
 from klformer.lab.analysis.evidence.pages import render
 from klformer.lab.analysis.mse.command import compare_formulas
 from klformer.lab.analysis.variance.command import correlate
-from klformer.errors import ArgumentError, FileError
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/evidence/data"

@@ -26,8 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from run_support import TINY_FLAGS, assert_same_state, contents, final_state  # noqa: E402
 
-from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 from klformer.files import write_json  # noqa: E402
+from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 from klformer.lab.training.checkpoint import CheckpointStore  # noqa: E402
 
 #: So many kills of a command before it may end by itself, and the round with it.

@@ -25,9 +25,9 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), 
 
 from targets import TARGETS  # noqa: E402
 
-from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 from klformer.errors import UserError  # noqa: E402
 from klformer.files import write_json  # noqa: E402
+from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 
 #: No input is so large that reading it may take longer, in seconds of the processor, or more memory.
 SLOW, MEMORY = 10, 6 * 2**30

@@ -18,9 +18,8 @@ from pyarrow import parquet
 from run_support import sealed, tiny
 
 from klformer.attention import AttentionSpec
-from klformer.lab.cli.main import _split_first
 from klformer.files import sha256
-from klformer.plugins import load_plugin
+from klformer.lab.cli.main import _split_first
 from klformer.lab.report.collect import collect
 from klformer.lab.report.run import read_run
 from klformer.lab.runs.config import ExperimentConfig
@@ -29,6 +28,7 @@ from klformer.lab.runs.load import load_run
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks.text import ReviewTables, TextData
 from klformer.lab.training.progress import SilentReporter
+from klformer.plugins import load_plugin
 
 
 def _trained(folder):

@@ -10,8 +10,8 @@ from run_support import TINY_FLAGS
 import klformer
 from klformer import plugins
 from klformer.attention import MultiheadAttention
-from klformer.lab.cli.main import main
 from klformer.distributed import sequence_parallel
+from klformer.lab.cli.main import main
 from klformer.ops.spectral_product import BACKENDS, FusedBackend, dispatch
 
 PLUGIN = """

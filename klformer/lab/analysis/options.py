@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from klformer.checks import check_count
-from klformer.lab.data import Examples
 from klformer.errors import ArgumentError
+from klformer.lab.data import Examples
 from klformer.lab.runs.load import LoadedRun
 from klformer.lab.training.objectives import Classification
 

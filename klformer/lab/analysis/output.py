@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from klformer.lab.environment import describe_environment, typed_command
 from klformer.files import replacing, write_json
+from klformer.lab.environment import describe_environment, typed_command
 from klformer.lab.plotting import save
 
 

@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from klformer.attention import attention_capabilities, attention_names, attention_options, build_attention
+from klformer.checks import check_choice
+from klformer.errors import ArgumentError
+from klformer.files import write_json
 from klformer.lab.bench.attention_tables import (
     lengths_of,
     memory_columns,
@@ -29,13 +32,10 @@ from klformer.lab.bench.measure import (
     spread,
 )
 from klformer.lab.bench.report import make_report
-from klformer.checks import check_choice
 from klformer.lab.environment import describe_machine
-from klformer.errors import ArgumentError
-from klformer.files import write_json
-from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.lab.plotting import plot_against_length, save
 from klformer.lab.terminal import make_console
+from klformer.memory import MEBIBYTE, extra_peak_memory
 
 CAPTION = "Forward and backward of attentions against the length: seconds, and bytes of memory above the operands."
 

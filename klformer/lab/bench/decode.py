@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_capabilities, attention_options, build_attention
+from klformer.errors import ArgumentError
 from klformer.lab.bench.measure import both_times, spread, with_spread
 from klformer.lab.bench.report import Cells, as_table, write_report
 from klformer.lab.environment import describe_machine
-from klformer.errors import ArgumentError
 from klformer.lab.terminal import make_console
 
 SOFTMAX = "softmax, preallocated cache"

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from klformer.kernels import FastFoodSpectrum
 from klformer.lab.bench.measure import round_times, spread
 from klformer.lab.bench.report import Cells, as_table, write_report
 from klformer.lab.environment import describe_machine
-from klformer.kernels import FastFoodSpectrum
-from klformer.ops.hadamard import hadamard_transform
 from klformer.lab.terminal import make_console
+from klformer.ops.hadamard import hadamard_transform
 
 
 @dataclass(frozen=True)

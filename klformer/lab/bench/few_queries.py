@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import torch
 
+from klformer.checks import check_count
 from klformer.lab.bench.measure import both_times, spread, with_spread
 from klformer.lab.bench.report import Cells, as_table, write_report
-from klformer.checks import check_count
 from klformer.lab.environment import describe_machine
+from klformer.lab.terminal import make_console
 from klformer.ops.spectral_product import spectral_product
 from klformer.ops.spectral_product.chunked import one_query
-from klformer.lab.terminal import make_console
 
 #: Whether a call is served without a state.
 WAYS: Mapping[str, bool] = {"pairs": True, "state": False}

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from klformer.lab.bench.report import Cells, as_table, write_report
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.environment import describe_machine
+from klformer.lab.terminal import make_console
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS, Call, FusedBackend, SpectralKernel, Sums
 from klformer.ops.spectral_product.chunked import causal, tiles
-from klformer.lab.terminal import make_console
 
 #: Operators that compute nothing: views, allocations, and those that only call others.
 NO_LAUNCH = frozenset(

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from klformer.attention import AttentionSpec
+from klformer.checks import check_count
 from klformer.lab.bench.report import as_table, write_report
 from klformer.lab.bench.shares import CAPTION, measure_shares, share_cells
-from klformer.checks import check_count
 from klformer.lab.environment import describe_machine
-from klformer.models import EncoderConfig, TransformerEncoder
 from klformer.lab.terminal import make_console
+from klformer.models import EncoderConfig, TransformerEncoder
 
 
 @dataclass(frozen=True)

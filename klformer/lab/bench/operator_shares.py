@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
+from klformer.checks import check_choice, check_count
 from klformer.lab.bench.ops import PRODUCTS
 from klformer.lab.bench.report import as_table, write_report
 from klformer.lab.bench.shares import CAPTION, measure_shares, share_cells
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.bench.subjects import Operands, forward_and_backward
-from klformer.checks import check_choice, check_count
 from klformer.lab.environment import describe_machine
 from klformer.lab.terminal import make_console
 

@@ -24,9 +24,9 @@ from klformer.lab.bench.report import Cells, as_table, without_empty, write_repo
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.lab.environment import describe_machine
+from klformer.lab.terminal import make_console
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.lab.terminal import make_console
 
 #: The subjects that are this library's.
 PRODUCTS = ("rks", "rks causal", "prf", "prf causal", "prf flash")

@@ -18,8 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_options, build_attention
 from klformer.attention.kernelized import KernelizedAttention
-from klformer.lab.bench.contenders import Contender, Level, Pair, PeerSizes
 from klformer.errors import ArgumentError
+from klformer.lab.bench.contenders import Contender, Level, Pair, PeerSizes
 from klformer.models import AttentionSpec, EncoderConfig, TransformerEncoder
 
 #: Relative RMS error in float32 up to which results are the same.

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from klformer.attention import attention_names
+from klformer.checks import check_choice, check_count
 from klformer.lab.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
 from klformer.lab.bench.measure import (
     as_flags,
@@ -23,10 +24,9 @@ from klformer.lab.bench.measure import (
 )
 from klformer.lab.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
 from klformer.lab.bench.report import Cells, as_table, without_empty, write_report
-from klformer.checks import check_choice, check_count
 from klformer.lab.environment import describe_machine
-from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.lab.terminal import make_console
+from klformer.memory import MEBIBYTE, extra_peak_memory
 
 CAPTION = (
     "error: relative RMS difference of results where the maths is the same; in brackets with\n"

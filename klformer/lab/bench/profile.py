@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from klformer.lab.bench.report import Cells
 from klformer.lab.data import Batch, BucketSampler, collate
-from klformer.memory import MEBIBYTE, extra_peak_memory
-from klformer.ops.spectral_product import record_backends
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.tasks import TASKS, build_task
 from klformer.lab.tasks.random import random_batch
 from klformer.lab.training.objective import Objective
+from klformer.memory import MEBIBYTE, extra_peak_memory
+from klformer.ops.spectral_product import record_backends
 
 #: Operators that are attention itself, without its projections.
 ATTENTION_OPERATORS = (

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from klformer.lab.environment import typed_command
 from klformer.files import write_json
+from klformer.lab.environment import typed_command
 
 Cells = dict[str, str]
 

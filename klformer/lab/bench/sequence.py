@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from klformer.attention import AttentionSpec
-from klformer.lab.bench.report import write_report
-from klformer.lab.bench.sequence_tables import step_cells, traffic_cells
 from klformer.distributed import average_gradients, parts_of, sequence_parallel
 from klformer.distributed.collectives import ProcessParts
 from klformer.distributed.cost import model_traffic
-from klformer.lab.environment import allocator_variables, describe_machine
 from klformer.errors import ArgumentError
+from klformer.lab.bench.report import write_report
+from klformer.lab.bench.sequence_tables import step_cells, traffic_cells
+from klformer.lab.environment import allocator_variables, describe_machine
 from klformer.memory import peak_memory, reset_peak_memory
 from klformer.models import EncoderConfig, TransformerEncoder
 

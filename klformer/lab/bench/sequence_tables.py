@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from klformer.errors import ArgumentError
 from klformer.lab.bench.measure import KEEP_FREED_MEMORY, spread, with_spread
 from klformer.lab.environment import allocator_variables
-from klformer.errors import ArgumentError
 from klformer.memory import MEBIBYTE
 
 

@@ -5,16 +5,16 @@ from functools import partial
 from typing import Any
 
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
 from klformer.lab.cli.command import Command
 from klformer.lab.cli.settings import Settings, parse_settings
-from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec
 from klformer.lab.runs.compare import compare, compare_at_best_rates, comparison_name, comparison_table
 from klformer.lab.runs.rates import FIELD
 from klformer.lab.runs.sweep import Variant, variants
 from klformer.lab.terminal import make_console
 from klformer.lab.training.processes import is_main_process
 from klformer.lab.training.progress import labelled_reporters, make_reporter
+from klformer.models import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)

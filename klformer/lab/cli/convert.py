@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import tyro
 
-from klformer.lab.cli.command import plain_command
 from klformer.conversion import convert
 from klformer.conversion.batches import MAX_HELD_OUT
 from klformer.conversion.saving import CERTIFICATE
 from klformer.conversion.texts import read_texts
 from klformer.errors import ArgumentError
 from klformer.files import read_json, write_json
+from klformer.lab.cli.command import plain_command
 from klformer.lab.report.certificate import write_certificate
 
 #: In the folder of the converted model, as long as it is not there.

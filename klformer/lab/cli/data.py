@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
+from klformer.errors import ArgumentError
 from klformer.lab.cli.command import Command, peek
 from klformer.lab.data.sequences import IGNORED
-from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec
 from klformer.lab.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset, preset_names
 from klformer.lab.tasks import DataConfig, Task, build_task, task_names
+from klformer.models import AttentionSpec
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import tyro
 from rich.table import Table
 
-from klformer.lab.cli.command import plain_command
 from klformer.errors import ArgumentError
+from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import attention_label, describe_score
 from klformer.lab.terminal import make_console

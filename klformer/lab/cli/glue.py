@@ -10,9 +10,8 @@ from typing import Any, Literal
 from rich.table import Table
 
 from klformer.checks import check_count
-from klformer.lab.cli.command import plain_command
 from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec
+from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.glue import RESULTS, Plan, Start, Train, cell_values, check_pretrained, paper_values, run_glue
 from klformer.lab.runs.glue_numbers import Cell
 from klformer.lab.runs.jobs import Job
@@ -23,6 +22,7 @@ from klformer.lab.tasks.glue import GLUE_TASKS, LEARNING_RATES
 from klformer.lab.terminal import make_console
 from klformer.lab.training.processes import is_main_process
 from klformer.lab.training.progress import labelled_reporters, make_reporter
+from klformer.models import AttentionSpec
 
 #: FastFood with all diagonals learned, one, or none.
 ABLATION = tuple(f"fastfood-rks:learn={learn}" for learn in ("none", "s", "sgb"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from klformer.lab.cli.command import Command
 from klformer.errors import ArgumentError
+from klformer.lab.cli.command import Command
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.predict import predict_file

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tyro
 
-from klformer.lab.cli.command import plain_command
 from klformer.errors import ArgumentError, RunError
+from klformer.lab.cli.command import plain_command
 from klformer.lab.report.collect import collect
 from klformer.lab.report.page import write_report
 

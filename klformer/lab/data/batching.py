@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from klformer.checks import check_count
-from klformer.lab.data.sequences import IGNORED, AnyArray, Examples, IntArray, Sequences
 from klformer.errors import ArgumentError
+from klformer.lab.data.sequences import IGNORED, AnyArray, Examples, IntArray, Sequences
 
 
 @dataclass(frozen=True, eq=False)

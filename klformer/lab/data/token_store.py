@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from klformer.lab.data.sequences import AnyArray
 from klformer.errors import FileError
 from klformer.files import replacing
+from klformer.lab.data.sequences import AnyArray
 from klformer.memory import release
 
 #: Bytes that are written, and in memory, at a time.

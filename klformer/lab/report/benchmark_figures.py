@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from klformer.memory import MEBIBYTE
 from klformer.lab.report.benchmarks import AttentionBenchmark, ModelBenchmark, ModelRow, Spread
 from klformer.lab.report.drawing import (
     INK,
@@ -20,6 +19,7 @@ from klformer.lab.report.drawing import (
     visible,
 )
 from klformer.lab.report.paper_numbers import task_title
+from klformer.memory import MEBIBYTE
 
 #: Lines by attention: lengths and values.
 Lines = Mapping[str, Sequence[tuple[float, float]]]

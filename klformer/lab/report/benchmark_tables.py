@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from klformer.lab.bench.attention_tables import EVERYWHERE
 from klformer.lab.bench.measure import growth_power, show_power
 from klformer.lab.bench.peer_modules import TOLERANCE
-from klformer.memory import MEBIBYTE
 from klformer.lab.report.benchmarks import (
     AttentionBenchmark,
     AttentionSummary,
@@ -19,6 +18,7 @@ from klformer.lab.report.paper_numbers import task_title
 from klformer.lab.report.settings import attention_order
 from klformer.lab.report.tables import MISSING, Cell, Column, Table, number, words
 from klformer.lab.tasks import TASKS
+from klformer.memory import MEBIBYTE
 
 SPEED_HINT = "of forward, backward and AdamW on random inputs of full length, without reading data"
 RELATIVE_HINT = "seconds of softmax / seconds of this, of the same round; above 1 is faster"

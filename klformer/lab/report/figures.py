@@ -10,7 +10,6 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from klformer.memory import MEBIBYTE
 from klformer.lab.plotting import run_labels
 from klformer.lab.report.drawing import (
     INK,
@@ -32,6 +31,7 @@ from klformer.lab.report.drawing import (
 from klformer.lab.report.reading import finite
 from klformer.lab.report.settings import Setting
 from klformer.lab.training.metrics import Metric
+from klformer.memory import MEBIBYTE
 
 #: What a figure shows at least: percent of a score in percent, a share of the best score otherwise, and a share of the
 #: largest memory.

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from klformer.memory import MEBIBYTE
 from klformer.lab.report.paper_numbers import GLUE_COLUMNS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, LraRow
 from klformer.lab.report.run import ACCURACY, PRETRAINED
 from klformer.lab.report.settings import Group, Setting, attention_order, count, learning_rate
 from klformer.lab.report.tables import MISSING, Cell, Column, Table, number, percent, words
 from klformer.lab.runs.glue_numbers import GLUE
 from klformer.lab.training.metrics import Metric
+from klformer.memory import MEBIBYTE
 
 #: What runs may call the metrics of the GLUE table.
 METRIC_NAMES = {

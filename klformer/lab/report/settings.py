@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from klformer.models import ModelConfig
 from klformer.lab.report.budgets import describe_budget
 from klformer.lab.report.paper_numbers import LRA, PAPER_TASKS
 from klformer.lab.report.reading import finite
@@ -25,6 +24,7 @@ from klformer.lab.runs.rates import choice, rank_on_validation
 from klformer.lab.tasks import DataConfig
 from klformer.lab.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.lab.training.metrics import Metric
+from klformer.models import ModelConfig
 
 #: Sections of the configuration that must agree, and fields in them that change no result.
 COMPARED: dict[str, type[BaseModel]] = {

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from klformer.models import build_classifier, build_masked
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.tasks import Task
 from klformer.lab.training.objectives import MaskedLanguageModelling
+from klformer.models import build_classifier, build_masked
 
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:

@@ -9,10 +9,10 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 
 from klformer.config import Config, describe_problems
 from klformer.errors import ArgumentError, RunError
-from klformer.models import AttentionSpec, ModelConfig
 from klformer.lab.tasks import TASKS, DataConfig, Task, build_task
 from klformer.lab.tasks.pretraining import Pretraining
 from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
+from klformer.models import AttentionSpec, ModelConfig
 
 #: Of run folders; a folder of another is refused by its number.
 FORMAT: Literal[2] = 2

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from klformer.attention import AttentionMechanism, AttentionSpec, MultiheadAttention
 from klformer.conversion import Conversion, convert
 from klformer.conversion.hosts import Batch as Inputs
+from klformer.files import write_json
 from klformer.lab.data import Examples
 from klformer.lab.data.batching import collate
 from klformer.lab.data.sequences import IGNORED
 from klformer.lab.environment import describe_environment, typed_command
-from klformer.files import write_json
 from klformer.lab.plotting import save
 from klformer.lab.runs.compare import compare
 from klformer.lab.runs.config import ExperimentConfig

@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from klformer.config import Config, describe_problems
-from klformer.lab.data import Examples
 from klformer.errors import RunError
 from klformer.files import read_json, replacing, write_json, write_text
+from klformer.lab.data import Examples
 from klformer.lab.runs.changes import MAY_CHANGE, changes
 from klformer.lab.runs.config import ExperimentConfig, check_format
 from klformer.lab.tasks import Split, Task

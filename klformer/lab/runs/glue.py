@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from klformer.lab.environment import describe_environment
 from klformer.errors import ArgumentError, RunError
 from klformer.files import write_json
-from klformer.models import AttentionSpec
+from klformer.lab.environment import describe_environment
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.facts import what_it_took
 from klformer.lab.runs.folder import RunFolder
@@ -27,6 +26,7 @@ from klformer.lab.runs.rates import at_rate, best_rate, on_validation
 from klformer.lab.tasks import TASKS
 from klformer.lab.tasks.glue import GLUE_TASKS
 from klformer.lab.training.processes import is_main_process
+from klformer.models import AttentionSpec
 
 RESULTS = "glue.json"
 CAPTION = (

@@ -20,12 +20,12 @@ from typing import Any, Literal
 import torch
 
 from klformer.errors import Interrupted, RunError, UserError
-from klformer.plugins import load_plugins
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.progress import Reporter
 from klformer.lab.training.signals import STOPPING
+from klformer.plugins import load_plugins
 
 Kind = Literal["say", "start", "step", "finish", "done", "stopped", "refused", "failed"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from accelerate import Accelerator
 from torch import nn
 
-from klformer.lab.data import Examples
 from klformer.errors import RunError, UserError
+from klformer.lab.data import Examples
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.find import find_runs

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from klformer.models import AttentionSpec
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.presets import usual_options
 from klformer.lab.training.metrics import Metric
+from klformer.models import AttentionSpec
 
 #: Ends the name of a setting whose runs start from pretrained ones.
 PRETRAINED = "-pretrained"

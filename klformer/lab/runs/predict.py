@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from klformer.lab.data import BucketSampler, Examples, collate
-from klformer.noise import has_noise
 from klformer.lab.runs.load import LoadedRun
 from klformer.lab.runs.table_writer import TableWriter, writing_table
 from klformer.lab.tasks.base import InputChunk
 from klformer.lab.training.evaluation import evaluating, outputs_of_draws
+from klformer.noise import has_noise
 
 #: Rows that are in memory at a time.
 CHUNK = 4096

@@ -7,10 +7,10 @@ from typing import Any
 
 from klformer.attention import attention_options
 from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.tasks import TASKS
 from klformer.lab.tasks.presets import ANY, LAPTOP_DEFAULT, Preset
+from klformer.models import AttentionSpec
 
 #: What commands take if nothing is said.
 DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"

@@ -8,12 +8,11 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 
-from klformer.lab.data import BucketSampler, Examples, padding_report
 from klformer.distributed.sharding import whole_weights
 from klformer.distributed.watch import watching
-from klformer.lab.environment import describe_environment
 from klformer.errors import ArgumentError, FileError, RunError
-from klformer.memory import peak_memory, reset_peak_memory
+from klformer.lab.data import BucketSampler, Examples, padding_report
+from klformer.lab.environment import describe_environment
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.changes import LENGTH, changes
 from klformer.lab.runs.config import ExperimentConfig
@@ -29,6 +28,7 @@ from klformer.lab.training.processes import Layout, make_accelerator, make_layou
 from klformer.lab.training.progress import Reporter, SilentReporter
 from klformer.lab.training.seeds import derived_seed
 from klformer.lab.training.trainer import Trainer
+from klformer.memory import peak_memory, reset_peak_memory
 
 
 def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter: Reporter) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from torch import nn
 
 from klformer.attention import AttentionSpec
 from klformer.checks import check_choice
-from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.errors import ArgumentError, ArgumentTypeError, DataError
+from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import exists, is_folder
 from klformer.lab.tasks.presets import Preset

@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from klformer.errors import ArgumentError, DataError
+from klformer.files import sha256
 from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
 from klformer.lab.data.token_store import TokenStore
-from klformer.errors import ArgumentError, DataError
-from klformer.files import sha256
 from klformer.lab.tasks.base import Knowledge, Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, first_existing, is_folder, reading

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from klformer.errors import ArgumentError, DataError, RunError
 from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import ArgumentError, DataError, RunError
 from klformer.lab.tasks.base import InputChunk, Knowledge, Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, is_folder

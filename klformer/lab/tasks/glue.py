@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from klformer.lab.data import Examples
 from klformer.errors import DataError
+from klformer.lab.data import Examples
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.corpus import GLUE_MODEL, GLUE_OPTIMISER, SMALL_MODEL

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from klformer.lab.data.sequences import Examples, Sequences
 from klformer.errors import DataError
+from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.cifar_pickle import read_python_batch
 from klformer.lab.tasks.config import Split

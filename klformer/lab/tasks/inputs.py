@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from klformer.errors import RunError
 from klformer.lab.data import InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import RunError
 from klformer.lab.tokens import Tokens, TokensConfig, make_tokens, tokens_from_json
 
 InputKind = Literal["text", "integers", "floats"]

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.errors import DataError
 from klformer.files import replacing
+from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
 from klformer.lab.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from klformer.lab.data import Examples, InputShape
 from klformer.errors import DataError, RunError
+from klformer.lab.data import Examples, InputShape
 from klformer.lab.tasks.base import InputChunk, Knowledge, Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.inputs import KINDS, InputKind, Inputs, inputs_from_json, learn_inputs

@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from klformer.attention import AttentionSpec
-from klformer.lab.data.sequences import Examples, Sequences
 from klformer.kernels import exact
+from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
 from klformer.lab.tasks.presets import ANY, LRA_OPTIMISER, SMALL_TRAINING, Preset

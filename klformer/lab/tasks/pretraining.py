@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from klformer.errors import ArgumentError
 from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import ArgumentError
-from klformer.memory import release
 from klformer.lab.tasks.base import Knowledge, Task
 from klformer.lab.tasks.config import Split
 from klformer.lab.training.objectives import MaskedLanguageModelling
+from klformer.memory import release
 
 
 class Pretraining(Task):

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from klformer.lab.data.sequences import IGNORED, AnyArray, Examples, Sequences
 from klformer.errors import ArgumentError
+from klformer.lab.data.sequences import IGNORED, AnyArray, Examples, Sequences
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
 from klformer.lab.tasks.presets import ANY, LRA_OPTIMISER, SMALL_TRAINING, Preset, Section

@@ -4,10 +4,10 @@ import inspect
 from typing import TypeVar
 
 from klformer.errors import ArgumentError, ArgumentTypeError
-from klformer.registry import Registry
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig
 from klformer.lab.tasks.presets import SECTIONS
+from klformer.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
 """Classes of tasks by name; `register_task` adds one."""

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from klformer.lab.data.sequences import ByteRows, Examples, Sequences
 from klformer.errors import DataError
+from klformer.lab.data.sequences import ByteRows, Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import Split
 from klformer.lab.tasks.files import first_existing, parse_label, read_lines

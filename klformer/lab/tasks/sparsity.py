@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from klformer.checks import check_count
-from klformer.lab.data.sequences import Examples, Sequences
 from klformer.errors import DataError
 from klformer.files import replacing
+from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
 from klformer.lab.tasks.files import GeneratedFolder

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from klformer.lab.data.sequences import AnyArray
 from klformer.errors import RunError
+from klformer.lab.data.sequences import AnyArray
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import Classification, Regression
 

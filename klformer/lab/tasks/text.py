@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.errors import DataError
+from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, exists, first_existing, is_folder, reading

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from klformer.errors import ArgumentError, DataError
 from klformer.lab.data import Sequences
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import ArgumentError, DataError
 from klformer.lab.tasks.base import InputChunk
 from klformer.lab.tasks.files import entries, is_folder
 from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, read_table

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_choice
+from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import ArgumentError
 from klformer.lab.training.metrics import Metric
 
 

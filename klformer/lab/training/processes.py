@@ -10,9 +10,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from klformer.errors import ArgumentError, OtherProcessFailedError
 from klformer.lab.data import Batch
 from klformer.lab.data.sequences import IntArray
-from klformer.errors import ArgumentError, OtherProcessFailedError
 from klformer.lab.training.config import ParallelConfig, TrainingConfig
 
 Result = TypeVar("Result")

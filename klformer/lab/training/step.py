@@ -11,9 +11,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from klformer.distributed.sharding import whole
 from klformer.lab.data import Examples, collate
 from klformer.lab.data.sequences import IntArray
-from klformer.distributed.sharding import whole
 from klformer.lab.training.clock import CheckpointClock
 from klformer.lab.training.config import TrainingConfig
 from klformer.lab.training.objective import Objective

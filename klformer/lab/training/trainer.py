@@ -13,12 +13,11 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from klformer.lab.data import BucketSampler, Examples
-from klformer.lab.data.sequences import IntArray
 from klformer.distributed import sequence_parallel
 from klformer.distributed.sharding import shard
 from klformer.errors import ArgumentError, Interrupted, RunError
-from klformer.noise import resample
+from klformer.lab.data import BucketSampler, Examples
+from klformer.lab.data.sequences import IntArray
 from klformer.lab.training.callbacks import Callback, Validation
 from klformer.lab.training.checkpoint import CheckpointStore
 from klformer.lab.training.clock import CheckpointClock
@@ -35,6 +34,7 @@ from klformer.lab.training.seeds import derived_seed, generator_for
 from klformer.lab.training.signals import StopSignal
 from klformer.lab.training.state import Progress, StepTotals
 from klformer.lab.training.step import NotFinite, Stepper, StepResult
+from klformer.noise import resample
 
 #: Steps that tell how long the others take.
 ESTIMATE_AFTER = 10

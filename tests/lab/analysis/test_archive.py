@@ -6,10 +6,10 @@ import tarfile
 import pytest
 from run_support import tiny
 
-from klformer.lab.analysis.evidence.archive import main, pack
-from klformer.lab.analysis.evidence.command import EvidenceAnalysis, run
 from klformer.errors import ArgumentError
 from klformer.files import read_json
+from klformer.lab.analysis.evidence.archive import main, pack
+from klformer.lab.analysis.evidence.command import EvidenceAnalysis, run
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import SilentReporter

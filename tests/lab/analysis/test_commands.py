@@ -26,7 +26,6 @@ from klformer.lab.analysis.variance import command as variance
 from klformer.lab.analysis.variance.measure import variance_metrics
 from klformer.lab.cli.main import main
 from klformer.lab.data import Examples, Sequences, collate
-from klformer.models import SequenceEmbedding
 from klformer.lab.report.analysis_tables import variance_table
 from klformer.lab.report.collect import read_analysis
 from klformer.lab.report.tables import MISSING
@@ -35,6 +34,7 @@ from klformer.lab.training.evaluation import evaluate, evaluating, outputs_of_dr
 from klformer.lab.training.objective import model_outputs
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.progress import SilentReporter
+from klformer.models import SequenceEmbedding
 
 TINY_DEEP = [*TINY, "--model.num-layers", "2", "--quiet"]
 #: Of the 45 validation examples.

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence.keep import keep
 from klformer.lab.analysis.evidence.pages import render
 from klformer.lab.bench import peers
@@ -11,7 +12,6 @@ from klformer.lab.bench.model import command as model
 from klformer.lab.bench.model.step import Seconds
 from klformer.lab.bench.ops import PRODUCTS
 from klformer.lab.cli.main import main
-from klformer.errors import ArgumentError
 from klformer.memory import MEBIBYTE
 
 EMPTY = {"caption": "Nothing.", "environment": {}, "commands": {}, "rows": []}

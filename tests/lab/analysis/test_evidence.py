@@ -9,6 +9,8 @@ from cli_support import run as cli
 from run_support import tiny
 
 import klformer
+from klformer.attention import AttentionSpec
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence import recommend as recommending
 from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.command import EvidenceAnalysis, markdown, run
@@ -17,8 +19,6 @@ from klformer.lab.analysis.evidence.measure import comparisons, measured
 from klformer.lab.analysis.evidence.recommend import Needs, recommend, relative_work
 from klformer.lab.analysis.pretraining.command import PretrainingAnalysis
 from klformer.lab.analysis.pretraining.command import run as analyse_pretraining
-from klformer.attention import AttentionSpec
-from klformer.errors import ArgumentError
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import setting_name

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence.keep import as_text, keep, main, together
 from klformer.lab.analysis.output import write_results
 from klformer.lab.environment import typed_command
-from klformer.errors import ArgumentError
 
 HERE = {"klformer": "2", "torch": "3", "python": "3.12", "processor": "P", "threads": 1, "date": "2026-11-17"}
 REPORT = {

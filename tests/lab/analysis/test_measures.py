@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import klformer
+from klformer.kernels import FastFoodSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
 from klformer.lab.analysis.eigenvalues.measure import covariance, eigenvalues
 from klformer.lab.analysis.gradients.measure import classifier_gradients, gradient_statistics
 from klformer.lab.analysis.kernel.measure import (
@@ -24,7 +25,6 @@ from klformer.lab.analysis.variance.measure import (
     variance_metrics,
 )
 from klformer.lab.data import Batch
-from klformer.kernels import FastFoodSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
 from klformer.models import (
     AttentionSpec,
     ClassifierHead,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from klformer.kernels import GaussianMixtureSpectrum, Kernel, exact
 from klformer.lab.analysis.mse import lemma
 from klformer.lab.analysis.mse import measure as mse
 from klformer.lab.analysis.mse.command import MseAnalysis, run
-from klformer.kernels import GaussianMixtureSpectrum, Kernel, exact
 
 DRAWS = 8_000
 GRID = mse.Grid(scales=(0.125, 0.5, 1.0), differences=(0.5, 1.0, 3.0), totals=(0.5, 1.0), num_samples=(3, 11))

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence.pages import render
 from klformer.lab.bench.measure import KEEP_FREED_MEMORY
 from klformer.lab.environment import allocator_variables
-from klformer.errors import ArgumentError
 
 
 def table_of(kind, rows, tmp_path):

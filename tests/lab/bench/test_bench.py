@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
+from klformer.kernels import FastFoodSpectrum
 from klformer.lab.bench import attention, fastfood, measure
 from klformer.lab.bench.__main__ import main as measure_alone
 from klformer.lab.bench.attention import AttentionSizes
@@ -23,7 +24,6 @@ from klformer.lab.bench.measure import crossover, growth, in_own_process, log_lo
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.lab.cli.main import main
-from klformer.kernels import FastFoodSpectrum
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, attend
 

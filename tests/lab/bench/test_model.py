@@ -12,8 +12,8 @@ from klformer.lab.bench.model.batch import GIBIBYTE
 from klformer.lab.bench.model.command import CPU_BATCH_SIZES, PAPER_ATTENTIONS, ModelBench
 from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, configuration, in_own_process, measure_step
 from klformer.lab.cli.main import main
-from klformer.memory import MEBIBYTE
 from klformer.lab.tasks import TASKS
+from klformer.memory import MEBIBYTE
 
 SECONDS = {"softmax": [1.0, 2.0, 4.0], "fastfood-prf": [0.5, 0.5, 4.0]}
 

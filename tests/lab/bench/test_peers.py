@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from klformer.kernels import SPECTRA
 from klformer.lab.bench import measure, peer_modules, peers
 from klformer.lab.bench.contenders import Contender, Pair, PeerSizes, pairs
 from klformer.lab.bench.measure import round_times
@@ -21,7 +22,6 @@ from klformer.lab.bench.peer_modules import (
     without_epsilon,
 )
 from klformer.lab.bench.peers import PeersBench
-from klformer.kernels import SPECTRA
 from klformer.memory import MEBIBYTE
 
 SMALL = PeerSizes(length=29, batch=3, heads=2, head_dim=8, num_frequencies=14, num_layers=2)

@@ -11,10 +11,10 @@ from support import TINY, TINY_MODEL
 import klformer
 from klformer.lab.cli import data, train
 from klformer.lab.cli.main import COMMANDS, main
-from klformer.models import AttentionSpec
 from klformer.lab.runs.presets import preset
 from klformer.lab.tasks import ListOps, Sparsity, task_names
 from klformer.lab.tasks.sparsity import SparsityData
+from klformer.models import AttentionSpec
 
 
 def test_train_eval_and_resume(home, capsys):

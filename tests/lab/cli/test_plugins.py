@@ -12,8 +12,8 @@ from support import TINY
 from klformer import plugins
 from klformer.attention.registry import ATTENTIONS
 from klformer.errors import ArgumentError
-from klformer.plugins import PluginError, load_plugin, load_plugins
 from klformer.lab.tasks import TASKS
+from klformer.plugins import PluginError, load_plugin, load_plugins
 
 ATTENTION = """
 from klformer.attention.registry import register_attention

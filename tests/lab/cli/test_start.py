@@ -12,8 +12,8 @@ from cli_support import fails, run
 from pydantic import BaseModel
 
 import klformer
-from klformer.lab.cli import listing
 from klformer.errors import ArgumentError, ArgumentTypeError, DataError
+from klformer.lab.cli import listing
 
 HEAVY = {"matplotlib", "datasets", "tensorboard", "accelerate", "tyro", "rich", "pandas", "torch", "numpy", "pydantic"}
 

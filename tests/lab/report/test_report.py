@@ -24,9 +24,9 @@ from report_support import (
 )
 
 import klformer
+from klformer.errors import RunError
 from klformer.lab.cli import report as command
 from klformer.lab.cli.report import Report
-from klformer.errors import RunError
 from klformer.lab.report import page
 from klformer.lab.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.lab.report.collect import collect

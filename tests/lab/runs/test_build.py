@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from klformer.attention import attention_options
-from klformer.models import AttentionSpec
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.presets import preset
 from klformer.lab.tasks import build_task
+from klformer.models import AttentionSpec
 
 #: By preset: of every parameter its shape and the sum of its values for the seed 7.
 RECORDED = json.loads((Path(__file__).parent / "weights.json").read_text())

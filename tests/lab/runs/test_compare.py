@@ -11,13 +11,13 @@ from support import TINY
 
 import klformer
 from klformer.errors import ArgumentError, Interrupted, RunError
-from klformer.models import AttentionSpec
 from klformer.lab.runs.compare import check_model, compare
 from klformer.lab.runs.naming import run_name
 from klformer.lab.runs.presets import preset
 from klformer.lab.runs.rates import best_rate, choice
 from klformer.lab.runs.sweep import Variant, variants
 from klformer.lab.training.progress import SilentReporter
+from klformer.models import AttentionSpec
 
 
 @pytest.mark.parametrize("name", klformer.attention_names())

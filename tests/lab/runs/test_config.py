@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 import klformer
 from klformer.config import describe_problems
-from klformer.models import AttentionSpec
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.presets import preset, preset_names
 from klformer.lab.tasks import task_names
+from klformer.models import AttentionSpec
 
 #: Tasks with the paper's settings for Long Range Arena and its sparsity task.
 PAPER = ("listops", "text", "retrieval", "image", "sparsity")

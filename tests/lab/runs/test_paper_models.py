@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from klformer.models import AttentionSpec, build_classifier
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.presets import preset, preset_names
 from klformer.lab.tasks import TASKS, build_task
+from klformer.models import AttentionSpec, build_classifier
 
 #: Checksum of names and shapes, and the first three outputs of the sparsity task's model.
 MODELS = {

@@ -7,10 +7,10 @@ import pytest
 from task_support import Parity
 
 import klformer
-from klformer.models import AttentionSpec
 from klformer.lab.runs.presets import preset, preset_names
 from klformer.lab.tasks import TASKS
 from klformer.lab.tasks.glue import GLUE_TASKS
+from klformer.models import AttentionSpec
 
 #: The settings that a checksum is of. What is added to configurations later has defaults, and is not among them.
 SETTINGS = {

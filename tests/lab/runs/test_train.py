@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 import klformer
 from klformer.errors import RunError
-from klformer.models import AttentionSpec
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import run_name
@@ -22,6 +21,7 @@ from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import TASKS
 from klformer.lab.training.log import read_lines
 from klformer.lab.training.progress import SilentReporter
+from klformer.models import AttentionSpec
 
 
 def test_everything_is_written(tmp_path):

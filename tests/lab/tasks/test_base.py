@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from user_support import plain_user
 
-from klformer.lab.data import Examples, Sequences
 from klformer.errors import ArgumentError, DataError
+from klformer.lab.data import Examples, Sequences
 from klformer.lab.tasks import TASKS, DataConfig, Split, Task, build_task, task_names
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from klformer.lab.data.sequences import IGNORED
 from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec
+from klformer.lab.data.sequences import IGNORED
 from klformer.lab.runs.compare import check_model
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.presets import preset
@@ -13,6 +12,7 @@ from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import Recall
 from klformer.lab.tasks.recall import RecallData
 from klformer.lab.training.progress import SilentReporter
+from klformer.models import AttentionSpec
 
 SIZES = {"num_pairs": 5, "num_symbols": 11, "num_queries": 3}
 

@@ -6,7 +6,6 @@ import pytest
 from task_support import Parity, Share
 
 from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec
 from klformer.lab.runs.compare import comparison_table
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
@@ -15,6 +14,7 @@ from klformer.lab.runs.presets import preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import DataConfig, Task, build_task, register_task, task_names
 from klformer.lab.training.progress import SilentReporter
+from klformer.models import AttentionSpec
 
 TINY = {"num_layers": 1, "num_heads": 2, "model_dim": 8, "head_dim": 4, "ffn_dim": 8, "head_hidden_dim": 8}
 

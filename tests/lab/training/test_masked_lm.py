@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from klformer.errors import ArgumentError
 from klformer.lab.data import Examples, Sequences, collate
 from klformer.lab.data.sequences import IGNORED
-from klformer.errors import ArgumentError
-from klformer.models import AttentionSpec, ModelConfig, build_masked
 from klformer.lab.training.objectives import MaskedLanguageModelling
+from klformer.models import AttentionSpec, ModelConfig, build_masked
 
 VOCAB, MASK, SPECIALS = 50, 4, (0, 1, 2)
 

@@ -11,11 +11,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
 from klformer.lab.analysis.options import Count
 from klformer.lab.analysis.output import print_table, write_results
 from klformer.lab.analysis.seeds import over_seeds
-from klformer.errors import ArgumentError
 from klformer.lab.plotting import COLOURS, LEARNED, WIDE
 from klformer.lab.runs.load import LoadedRun, RunReader
 from klformer.lab.runs.naming import attention_label, task_label

@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence.cells import Row, is_beyond, markdown, paired
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.analysis.variance.command import PAIRS, by_task, correlate
-from klformer.errors import ArgumentError
 
 #: What the measures of variance are called in a table.
 _MEASURES = {"rsd": "RSD", "rsd_median": "median of RSD", "agv": "AGV", "pi": "PI"}

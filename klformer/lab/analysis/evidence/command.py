@@ -8,6 +8,9 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from klformer.attention import AttentionSpec
+from klformer.attention.kernelized import KernelizedAttention
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.measure import Measured, comparisons, measured
 from klformer.lab.analysis.evidence.sweeps import swept_settings
@@ -15,9 +18,6 @@ from klformer.lab.analysis.evidence.tables import learned_or_frozen
 from klformer.lab.analysis.kernel.planted import held_out_pairs, planted_error
 from klformer.lab.analysis.options import Count
 from klformer.lab.analysis.output import print_table, write_results
-from klformer.attention import AttentionSpec
-from klformer.attention.kernelized import KernelizedAttention
-from klformer.errors import ArgumentError
 from klformer.lab.runs.facts import what_it_took
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run

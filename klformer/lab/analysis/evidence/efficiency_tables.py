@@ -15,6 +15,7 @@ Each takes show=, the headings of its columns that the page wants; all that are 
 
 from collections.abc import Callable, Mapping, Sequence
 
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.evidence.cells import Row, markdown
 from klformer.lab.bench.decode import decoding_cells
 from klformer.lab.bench.few_queries import few_query_cells
@@ -25,7 +26,6 @@ from klformer.lab.bench.peers import peer_cells
 from klformer.lab.bench.profile import padding_cells, profile_cells
 from klformer.lab.bench.report import Cells, without_empty
 from klformer.lab.bench.shares import share_cells
-from klformer.errors import ArgumentError
 
 
 def _as_benchmarks_print(cells: Callable[[Sequence[Row]], list[Cells]]) -> Callable[..., str]:

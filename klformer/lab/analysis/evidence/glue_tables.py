@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torchmetrics.functional import spearman_corrcoef
 
-from klformer.lab.analysis.evidence.cells import Row, difference, markdown, mean_and_error, paired, values_by_setting
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
+from klformer.lab.analysis.evidence.cells import Row, difference, markdown, mean_and_error, paired, values_by_setting
 from klformer.lab.runs.glue_numbers import paper_row
 from klformer.lab.runs.naming import PRETRAINED
 

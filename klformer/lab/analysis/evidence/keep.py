@@ -25,8 +25,8 @@ stands behind its colon. --before says what was typed before the command, such a
 
 --of takes the rows of another setting, under the name that is asked for, such as those of a sweep:
 
-    python -m klformer.lab.analysis.evidence.keep analysis/runs.json docs/evidence/data/decisions.json "drawn every step" \\
-      --of "sparsity0.5-laptop training.resample_every=1"
+    python -m klformer.lab.analysis.evidence.keep analysis/runs.json docs/evidence/data/decisions.json \\
+      "drawn every step" --of "sparsity0.5-laptop training.resample_every=1"
 """
 
 import argparse
@@ -36,9 +36,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from klformer.lab.analysis.evidence.pages import conditions_of, selected
 from klformer.errors import ArgumentError
 from klformer.files import read_json, write_text
+from klformer.lab.analysis.evidence.pages import conditions_of, selected
 
 #: What data says of the machine; `machine` says it again in words.
 _ENVIRONMENT = ("klformer", "torch", "python", "processor", "threads", "date")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from klformer.lab.analysis.seeds import standard_error
 from klformer.attention import AttentionSpec, attention_options
 from klformer.errors import ArgumentError
+from klformer.lab.analysis.seeds import standard_error
 
 Draw = Literal["redrawn", "kept", "none"]
 

@@ -39,9 +39,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from klformer.errors import ArgumentError, FileError
 from klformer.lab.analysis.evidence.cells import Row
 from klformer.lab.analysis.evidence.tables import COLUMN_OPTIONS, KINDS
-from klformer.errors import ArgumentError, FileError
 
 #: What is asked for as a table, and is a sentence.
 MEASURED = "measured"

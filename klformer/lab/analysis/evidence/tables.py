@@ -24,6 +24,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from klformer.attention import AttentionSpec, attention_options
 from klformer.lab.analysis.evidence.cells import (
     Row,
     difference,
@@ -42,7 +43,6 @@ from klformer.lab.analysis.evidence.measure import comparisons, error_of, measur
 from klformer.lab.analysis.evidence.measurements import MEASUREMENTS
 from klformer.lab.analysis.evidence.robustness_tables import ROBUSTNESS
 from klformer.lab.analysis.evidence.trial_tables import TRIALS
-from klformer.attention import AttentionSpec, attention_options
 
 #: What every attention of a table `against` is measured against, beside its own frozen self.
 _REFERENCES = ("softmax", "performer", "linear-elu")

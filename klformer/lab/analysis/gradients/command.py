@@ -14,13 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from rich.progress import Progress
 
+from klformer.errors import ArgumentError, RunError
 from klformer.lab.analysis.gradients.measure import GradientStatistics, classifier_gradients, gradient_statistics
 from klformer.lab.analysis.options import Count, check_classification, some_of
 from klformer.lab.analysis.output import print_table, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.data import Batch, collate
-from klformer.errors import ArgumentError, RunError
-from klformer.models import SequenceClassifier
 from klformer.lab.plotting import COLOURS, MARKERS, STYLES, WIDE
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import LoadedRun, RunReader
@@ -29,6 +28,7 @@ from klformer.lab.terminal import make_console
 from klformer.lab.training.callbacks import MILESTONES, milestone
 from klformer.lab.training.checkpoint import Checkpoint, put_weights
 from klformer.lab.training.progress import Reporter, make_reporter
+from klformer.models import SequenceClassifier
 
 Row = dict[str, Any]
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from klformer.attention.kernelized import KernelizedAttention
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.kernel.figures import INITIAL, TRAINED, draw_attention, draw_profiles, head_panels
 from klformer.lab.analysis.kernel.measure import (
     attention_of_first_token,
@@ -23,14 +25,12 @@ from klformer.lab.analysis.kernel.measure import (
 from klformer.lab.analysis.kernel.planted_results import compare_moments, compare_with_planted
 from klformer.lab.analysis.options import Count
 from klformer.lab.analysis.output import write_results
-from klformer.attention.kernelized import KernelizedAttention
 from klformer.lab.data import Batch, collate
-from klformer.errors import ArgumentError
-from klformer.models import SequenceClassifier
 from klformer.lab.runs.load import LoadedRun, load_run
 from klformer.lab.tasks import Planted
 from klformer.lab.training.objective import model_outputs
 from klformer.lab.training.progress import make_reporter
+from klformer.models import SequenceClassifier
 
 PROFILE_CAPTION = (
     "The kernel of every head as the key moves away from the query by delta along the direction in which the learned "

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from klformer.lab.analysis.eigenvalues.measure import covariance
 from klformer.attention.base import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
 from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
+from klformer.lab.analysis.eigenvalues.measure import covariance
 from klformer.noise import kept_noise, resample
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from klformer.lab.analysis.kernel.measure import over_draws
 from klformer.attention.kernelized import KernelizedAttention
+from klformer.lab.analysis.kernel.measure import over_draws
 from klformer.lab.tasks import Planted
 from klformer.lab.tasks.planted import split_inputs
 

@@ -8,10 +8,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from klformer.attention.kernelized import KernelizedAttention
 from klformer.lab.analysis.kernel.figures import draw_learning, draw_planted
 from klformer.lab.analysis.kernel.planted import held_out_pairs, planted_error, profiles
 from klformer.lab.analysis.output import print_table, write_results
-from klformer.attention.kernelized import KernelizedAttention
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.load import LoadedRun
 from klformer.lab.tasks import Planted

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from klformer.checks import check_count
 from klformer.lab.analysis.mse import lemma
 from klformer.lab.analysis.mse import measure as mse
 from klformer.lab.analysis.mse.figures import BASE, COLUMNS, Row, draw_lemma, draw_theorem, line_through
 from klformer.lab.analysis.output import print_table, write_results
-from klformer.checks import check_count
 
 QUICK_GRID = mse.Grid(scales=(0.25, 0.5, 1.0), differences=(0.5, 1.0, 2.0), totals=(0.5, 1.0), num_samples=(4, 16))
 LEMMA_DIMS = (2, 4, 8)

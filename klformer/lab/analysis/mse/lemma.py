@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from klformer.lab.analysis.mse.measure import chunks
 from klformer.checks import check_count
+from klformer.lab.analysis.mse.measure import chunks
 
 
 def kernel(x: Tensor, y: Tensor) -> float:

@@ -9,8 +9,8 @@ import tyro
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from klformer.lab.analysis.output import print_table, write_results
 from klformer.errors import ArgumentError
+from klformer.lab.analysis.output import print_table, write_results
 from klformer.lab.plotting import MARKERS, WIDE, line_style
 from klformer.lab.runs.facts import what_it_took
 from klformer.lab.runs.find import find_runs

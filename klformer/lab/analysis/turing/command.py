@@ -1,7 +1,8 @@
 """`klformer analyze turing`: Theorems 1 and 2 by construction, and what is left of them with random features.
 
-Every machine is run by both constructions of `klformer.lab.analysis.turing`, beside a plain simulator: with hard attention
-in float64 and in exact arithmetic, with soft attention, and with RKS and PRF features. docs/turing.md explains them.
+Every machine is run by both constructions of `klformer.lab.analysis.turing`, beside a plain simulator: with hard
+attention in float64 and in exact arithmetic, with soft attention, and with RKS and PRF features. docs/turing.md
+explains them.
 """
 
 import math
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from klformer.checks import check_count
 from klformer.lab.analysis.options import Count
 from klformer.lab.analysis.output import print_table, write_csv, write_results
 from klformer.lab.analysis.turing import (
@@ -37,7 +39,6 @@ from klformer.lab.analysis.turing import (
     load_machine,
     tape_of,
 )
-from klformer.checks import check_count
 from klformer.lab.plotting import MARKERS, line_style
 from klformer.lab.tasks.progress import progress
 from klformer.lab.terminal import make_console

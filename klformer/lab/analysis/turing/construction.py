@@ -31,6 +31,8 @@ from typing import Literal
 
 import numpy as np
 
+from klformer.checks import check_choice
+from klformer.errors import ArgumentError
 from klformer.lab.analysis.turing.attention import Array
 from klformer.lab.analysis.turing.machine import TuringMachine
 from klformer.lab.analysis.turing.transformer import (
@@ -45,8 +47,6 @@ from klformer.lab.analysis.turing.transformer import (
     Units,
     zeros,
 )
-from klformer.checks import check_choice
-from klformer.errors import ArgumentError
 
 ConstructionName = Literal["appendix", "telescoping"]
 CONSTRUCTIONS: tuple[ConstructionName, ...] = ("appendix", "telescoping")

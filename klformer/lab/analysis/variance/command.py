@@ -16,20 +16,20 @@ from matplotlib.figure import Figure
 from rich.progress import Progress
 from torch import Tensor
 
+from klformer.errors import ArgumentError
+from klformer.files import replacing
 from klformer.lab.analysis.options import Count, check_classification, some_of
 from klformer.lab.analysis.output import print_table, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.analysis.variance.measure import FloatArray, r_squared, variance_metrics
 from klformer.lab.data import BucketSampler, Examples, collate
-from klformer.errors import ArgumentError
-from klformer.files import replacing
-from klformer.noise import has_noise
 from klformer.lab.plotting import COLOURS, FIXED, LEARNED, MARKERS, WIDE, run_labels
 from klformer.lab.runs.load import LoadedRun, RunReader
 from klformer.lab.runs.naming import attention_label, task_label
 from klformer.lab.terminal import make_console
 from klformer.lab.training.evaluation import each_draw, evaluating
 from klformer.lab.training.progress import make_reporter
+from klformer.noise import has_noise
 
 Row = dict[str, Any]
 

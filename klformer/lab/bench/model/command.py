@@ -19,18 +19,18 @@ import torch
 from rich.console import Console
 
 from klformer.attention import build_attention
+from klformer.checks import check_choice, check_count
+from klformer.files import write_json
 from klformer.lab.bench.measure import spread
 from klformer.lab.bench.model.batch import GIBIBYTE, Batch, choose_batch
 from klformer.lab.bench.model.output import draw_length, draw_speed, say_length, say_speed
 from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, in_own_process
 from klformer.lab.bench.report import make_report
-from klformer.checks import check_choice, check_count
 from klformer.lab.environment import describe_machine
-from klformer.files import write_json
-from klformer.models import AttentionSpec
 from klformer.lab.runs.presets import preset_table
 from klformer.lab.tasks import TASKS
 from klformer.lab.terminal import make_console
+from klformer.models import AttentionSpec
 
 PAPER_ATTENTIONS = (
     *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from klformer.lab.bench.measure import growth, with_spread
 from klformer.lab.bench.report import Cells, as_table
-from klformer.memory import MEBIBYTE
 from klformer.lab.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.lab.tasks import TASKS
+from klformer.memory import MEBIBYTE
 
 SPEED_NOTE = (
     "default allocator; median (lowest to highest) over processes; processor: time of all threads; relative: softmax's "

@@ -13,13 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from klformer.lab.bench import measure
 from klformer.lab.bench.measure import GIVE_MEMORY_BACK, as_flags
 from klformer.lab.data import Batch
-from klformer.memory import extra_peak_memory
-from klformer.models import AttentionSpec
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.presets import preset
 from klformer.lab.tasks import TASKS
 from klformer.lab.tasks.random import random_batch
+from klformer.memory import extra_peak_memory
+from klformer.models import AttentionSpec
 
 #: softmax with the scores written out, as it was at the time of the paper; torch's own computes them in pieces.
 MATERIALISED = "softmax-materialised"

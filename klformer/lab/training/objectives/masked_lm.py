@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
 from klformer.lab.data.sequences import IGNORED, AnyArray
-from klformer.errors import ArgumentError
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
 

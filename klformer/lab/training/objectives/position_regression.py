@@ -6,9 +6,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import ArgumentError
 from klformer.lab.training.objectives.regression import Regression
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_count
+from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
 from klformer.lab.data.sequences import IGNORED, AnyArray
-from klformer.errors import ArgumentError
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
 

@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from klformer.checks import check_number
+from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
 from klformer.lab.data.sequences import AnyArray
-from klformer.errors import ArgumentError
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
 
