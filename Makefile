@@ -41,7 +41,7 @@ docs: install .venv/docs-installed
 
 # Tables and figures of the docs, and the report of the runs that are kept with them, made again of their data.
 evidence: figures
-	$(BIN)/python -m klformer.lab.analysis.evidence.pages docs README.md
+	$(BIN)/python -m research.evidence.pages docs README.md
 	$(BIN)/python docs/publish.py
 
 .venv/docs-installed: .venv/installed

@@ -19,19 +19,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import klformer
+from klformer.lab.analysis import recommend
 from klformer.lab.analysis.eigenvalues.command import draw_summary
 from klformer.lab.analysis.evidence import chart, measure
-from klformer.lab.analysis.gradients import command as gradients_command
 from klformer.lab.analysis.kernel import figures as kernel_figures
-from klformer.lab.analysis.mse import figures as mse_figures
-from klformer.lab.analysis.mse import measure as mse_measure
-from klformer.lab.analysis.pretraining import command as pretraining_command
 from klformer.lab.analysis.variance.command import correlate, draw_correlations, draw_dots
 from klformer.lab.bench.attention_tables import lengths_of, names_of, values_of
 from klformer.lab.plotting import COLOURS, FIXED, FROZEN, LEARNED, STYLES, TRUTH, WIDE, plot_against_length, save
+from research.gradients import command as gradients_command
+from research.mse import figures as mse_figures
+from research.mse import measure as mse_measure
+from research.pretraining import command as pretraining_command
 
 FIGURES = Path(__file__).parent / "figures"
-EVIDENCE = Path(measure.__file__).with_name("measured.json")
+EVIDENCE = Path(recommend.__file__).with_name("measured.json")
 DATA = Path(__file__).parent / "evidence" / "data"
 LRA = ("listops", "text", "retrieval", "image")
 KERNELS = tuple(f"{name}-{map_}" for map_ in ("rks", "prf") for name in ("gmm", "fastfood", "generative"))

@@ -1,13 +1,16 @@
-"""Imports go one way through the package."""
+"""Imports go one way through the houses, and each keeps to its size."""
 
 import ast
 import sys
 from pathlib import Path
 
+import pytest
+
 import klformer
 from klformer.lab import MODULES
 
 PACKAGE = Path(klformer.__file__).parent
+ROOT = Path(__file__).parents[1]
 #: Each room may import from those before it. First the library, then the laboratory.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "noise", "plugins"]
 LIBRARY = [*LEAVES, "ops", "kernels", "attention", "nn", "models", "distributed", "conversion", "testing"]
@@ -48,9 +51,48 @@ def test_imports_go_one_way():
     assert not wrong
 
 
-def test_oracles_are_for_tests_and_analysis():
-    users = [p for p in PACKAGE.rglob("*.py") if "import reference" in p.read_text()]
-    assert {room_of(p) for p in users} <= {"lab.analysis"}
+def test_nothing_installed_imports_what_is_not():
+    """research/ and benchmarks/ import the package; nothing of it names them, nor does benchmarks/ name research/."""
+    wrong = [path for path in PACKAGE.rglob("*.py") if modules_of(path) & {"research", "benchmarks", "docs", "tests"}]
+    wrong += [path for path in (ROOT / "benchmarks").rglob("*.py") if "research" in modules_of(path)]
+    assert not wrong
+
+
+#: Lines of Python that a folder may have. A change that needs more says what they replace.
+BUDGETS = {
+    "klformer": 39_400,
+    "klformer/lab": 21_900,
+    "klformer/ops": 6_250,
+    "klformer/kernels": 1_260,
+    "klformer/attention": 2_950,
+    "klformer/nn": 230,
+    "klformer/models": 1_540,
+    "klformer/conversion": 2_810,
+    "klformer/distributed": 800,
+    "klformer/testing": 680,
+    "klformer/lab/analysis": 2_100,
+    "klformer/lab/bench": 2_960,
+    "klformer/lab/cli": 1_630,
+    "klformer/lab/data": 690,
+    "klformer/lab/report": 3_260,
+    "klformer/lab/runs": 2_730,
+    "klformer/lab/tasks": 4_790,
+    "klformer/lab/tokens": 460,
+    "klformer/lab/training": 3_130,
+    "research": 3_900,
+    "benchmarks": 600,
+    "docs": 480,
+}
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_a_folder_keeps_to_its_budget(folder):
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+    assert 0 < lines <= BUDGETS[folder]
+
+
+def test_oracles_are_for_tests():
+    assert not [p for p in PACKAGE.rglob("*.py") if "import reference" in p.read_text()]
 
 
 def test_the_laboratory_names_its_packages():

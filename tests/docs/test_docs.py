@@ -13,6 +13,8 @@ from typing import get_type_hints
 
 import pytest
 
+import benchmarks  # noqa: F401
+import research  # noqa: F401
 from klformer.lab.cli.analyze import ANALYSES
 from klformer.lab.cli.bench import BENCHMARKS
 from klformer.lab.cli.main import COMMANDS
@@ -20,21 +22,23 @@ from klformer.lab.cli.main import COMMANDS
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
-MEASURED = ("klformer/lab/analysis/evidence/measured.json", "examples/conversion/measured.json")
+MEASURED = ("klformer/lab/analysis/measured.json", "examples/conversion/measured.json")
 DATA = [*sorted((ROOT / "docs/evidence/data").glob("*.json")), *(ROOT / name for name in MEASURED)]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-NAMED_FILE = re.compile(r"`((?:klformer|tests|docs|examples)/[\w./*-]+)`")
+NAMED_FILE = re.compile(r"`((?:klformer|research|benchmarks|tests|docs|examples)/[\w./*-]+)`")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 #: What may stand before a command: variables of the environment, and torchrun with its own flags.
 PREFIX = r"(?:\w+=\S* +)*(?:torchrun .*?-m +)?"
-COMMAND = re.compile(rf"^{PREFIX}klformer +(?P<rest>.+)$")
+#: Plugins of this repository: they are registered here.
+OWN = "(?:--plugin (?:research|benchmarks) +)?"
+COMMAND = re.compile(rf"^{PREFIX}klformer +{OWN}(?P<rest>.+)$")
 #: Commands inside of sentences and tables.
-INLINE = re.compile(rf"`{PREFIX}klformer +([^`]+)`")
+INLINE = re.compile(rf"`{PREFIX}klformer +{OWN}([^`]+)`")
 #: What the commands of data may be instead: a script or a test of the project, or the place of other commands.
 SCRIPT = re.compile(r"^(?:\w+=\S* +)*python (?:-m pytest )?(?P<file>[\w./-]+\.py)\b")
-MODULE = re.compile(r"^python -m (?P<module>klformer[\w.]+)\b")
+MODULE = re.compile(r"^python -m (?P<module>(?:klformer|research)[\w.]+)\b")
 ELSEWHERE = re.compile(r"^see (?P<file>[\w./-]+\.json)$")
 #: A script of the project with arguments.
 EXAMPLE = re.compile(r"^ {4}python (examples/[\w/]+\.py +\S.*)$", flags=re.MULTILINE)
@@ -161,8 +165,10 @@ def test_the_reference_has_every_command_with_its_help():
         r"^\| \[?`([\w-]+)`[^|]*\| ([^|]+) \|", (ROOT / "docs/reference/commands.md").read_text(), re.MULTILINE
     )
     summaries = {name: entry.summary for name, entry in COMMANDS.items()}
-    groups = {name: first_sentence(module) for name, module in (ANALYSES | BENCHMARKS).items()}
-    assert rows == [*summaries.items(), *groups.items()]
+    groups = [(name, group[name]) for group in (ANALYSES, BENCHMARKS) for name in group]
+    from_a_clone = [entry for entry in groups if not entry[1].startswith("klformer.")]
+    modules = [entry for entry in groups if entry not in from_a_clone] + from_a_clone
+    assert rows == [*summaries.items(), *((name, first_sentence(module)) for name, module in modules)]
 
 
 def test_every_command_of_the_reference_has_its_own_example():

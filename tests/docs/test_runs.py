@@ -7,8 +7,8 @@ import pytest
 
 from klformer.files import read_json
 from klformer.lab.analysis.evidence.command import EvidenceAnalysis, run
-from klformer.lab.analysis.evidence.keep import rounded
 from klformer.lab.report.collect import collect
+from research.evidence.keep import rounded
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 ARCHIVES = sorted((EVIDENCE / "runs").glob("*.tar.xz"))

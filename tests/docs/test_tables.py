@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from klformer.errors import ArgumentError, FileError
-from klformer.lab.analysis.evidence.pages import render
-from klformer.lab.analysis.mse.command import compare_formulas
 from klformer.lab.analysis.variance.command import correlate
+from research.evidence.pages import render
+from research.mse.command import compare_formulas
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/evidence/data"
-MEASURED = ROOT / "klformer/lab/analysis/evidence/measured.json"
+MEASURED = ROOT / "klformer/lab/analysis/measured.json"
 CONVERTED = ROOT / "examples/conversion/measured.json"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_TABLES = [page for page in PAGES if "<!-- table" in page.read_text()]

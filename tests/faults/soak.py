@@ -20,10 +20,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from run_support import tiny  # noqa: E402
 
 from klformer.files import write_json  # noqa: E402
-from klformer.lab.analysis.evidence.robustness_tables import second_half  # noqa: E402
 from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 from klformer.lab.runs.train import train_run  # noqa: E402
 from klformer.lab.training.progress import SilentReporter  # noqa: E402
+from research.evidence.robustness_tables import second_half  # noqa: E402
 
 
 class Watcher(SilentReporter):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klformer.lab.analysis.evidence.pages import render
+from research.evidence.pages import render
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 sys.path.insert(0, str(Path(__file__).parent))

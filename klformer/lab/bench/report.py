@@ -1,7 +1,7 @@
 """What a benchmark hands out: its rows with the environment and the command, and tables of cells.
 
 A benchmark has a function that makes cells of its rows: for every row of a table its cells by heading. The terminal
-shows them, and so do the docs (klformer/lab/analysis/evidence), from the rows that the benchmark wrote.
+shows them, and so do the docs (research/evidence), from the rows that the benchmark wrote.
 """
 
 from collections.abc import Mapping, Sequence

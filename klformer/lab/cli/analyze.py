@@ -1,16 +1,11 @@
 """`klformer analyze NAME`: the analyses by name."""
 
 from klformer.lab.cli.command import group
+from klformer.registry import Registry
 
-#: By name, the module with `run(options)`.
-ANALYSES = {
-    "variance": "klformer.lab.analysis.variance.command",
-    "eigenvalues": "klformer.lab.analysis.eigenvalues.command",
-    "kernel": "klformer.lab.analysis.kernel.command",
-    "evidence": "klformer.lab.analysis.evidence.command",
-    "pretraining": "klformer.lab.analysis.pretraining.command",
-    "gradients": "klformer.lab.analysis.gradients.command",
-    "mse": "klformer.lab.analysis.mse.command",
-    "turing": "klformer.lab.analysis.turing.command",
-}
-COMMAND = group("analysis", "Check the paper's claims on trained runs.", ANALYSES)
+#: By name, the module with `run(options)`. A plugin may add its own.
+ANALYSES: Registry[str] = Registry("analysis")
+for _name in ("variance", "eigenvalues", "kernel", "evidence"):
+    ANALYSES.add(_name, f"klformer.lab.analysis.{_name}.command")
+
+COMMAND = group("Check the paper's claims on trained runs.", ANALYSES)

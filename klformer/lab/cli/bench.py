@@ -1,21 +1,11 @@
 """`klformer bench NAME`: the benchmarks by name."""
 
 from klformer.lab.cli.command import group
+from klformer.registry import Registry
 
-#: By name, the module with `run(options)`.
-BENCHMARKS = {
-    "attention": "klformer.lab.bench.attention",
-    "model": "klformer.lab.bench.model.command",
-    "ops": "klformer.lab.bench.ops",
-    "peers": "klformer.lab.bench.peers",
-    "layer": "klformer.lab.bench.layer",
-    "decode": "klformer.lab.bench.decode",
-    "sequence": "klformer.lab.bench.sequence",
-    "fastfood": "klformer.lab.bench.fastfood",
-    "denominators": "klformer.lab.bench.denominators",
-    "few-queries": "klformer.lab.bench.few_queries",
-    "operator-shares": "klformer.lab.bench.operator_shares",
-    "layer-shares": "klformer.lab.bench.layer_shares",
-    "launches": "klformer.lab.bench.launches",
-}
-COMMAND = group("benchmark", "Measure speed and memory.", BENCHMARKS)
+#: By name, the module with `run(options)`. A plugin may add its own.
+BENCHMARKS: Registry[str] = Registry("benchmark")
+for _name in ("attention", "model.command", "ops", "peers", "layer", "decode", "sequence"):
+    BENCHMARKS.add(_name.partition(".")[0], f"klformer.lab.bench.{_name}")
+
+COMMAND = group("Measure speed and memory.", BENCHMARKS)

@@ -1,16 +1,17 @@
 """What a command is, and what commands need to read their arguments."""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import tyro
 
-from klformer.checks import suggestion, unknown
+from klformer.checks import suggestion
 from klformer.config import Config, NotAllowedError, describe_problems, reading_flags
 from klformer.errors import ArgumentError
+from klformer.registry import Registry
 
 Options = TypeVar("Options")
 
@@ -74,24 +75,21 @@ def _flags(options: Any, section: str = "--") -> Iterator[str]:
             yield flag
 
 
-def group(kind: str, description: str, modules: Mapping[str, str]) -> Command[Any]:
+def group(description: str, modules: Registry[str]) -> Command[Any]:
     """A command of commands.
 
     Args:
-        kind: What its commands are, for errors.
         description: First line of the help.
         modules: Names of the commands, and modules with a function `run`, whose argument is a dataclass of options.
     """
 
     def parse(arguments: Sequence[str], prog: str) -> Callable[[], None]:
-        if arguments and arguments[0] in modules:
+        if arguments and not arguments[0].startswith("-"):
             command = _command_of(modules[arguments[0]])
             options = command.parse(arguments[1:], f"{prog} {arguments[0]}")
             return lambda: command.run(options)
-        if arguments and not arguments[0].startswith("-"):
-            raise ArgumentError(unknown(kind, arguments[0], modules))
         tyro.extras.subcommand_cli_from_dict(
-            {name: _options_of(import_module(module).run) for name, module in modules.items()},
+            {name: _options_of(import_module(modules[name]).run) for name in modules},
             args=arguments,
             prog=prog,
             description=f"{description} `{prog} NAME --help` says more.",

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 
 from klformer.checks import check_count, check_number
-from klformer.lab.analysis.evidence.recommend import Needs, recommend
 from klformer.lab.analysis.output import print_table
+from klformer.lab.analysis.recommend import Needs, recommend
 from klformer.lab.cli.command import plain_command
 
 

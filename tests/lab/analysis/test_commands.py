@@ -16,12 +16,10 @@ from matplotlib import pyplot as plt
 from support import TINY
 
 from klformer.lab.analysis.eigenvalues import command as eigenvalues
-from klformer.lab.analysis.gradients import command as gradients
 from klformer.lab.analysis.kernel import command as kernel
 from klformer.lab.analysis.kernel import figures as kernel_figures
 from klformer.lab.analysis.options import some_of
 from klformer.lab.analysis.output import write_results
-from klformer.lab.analysis.turing import command as turing
 from klformer.lab.analysis.variance import command as variance
 from klformer.lab.analysis.variance.measure import variance_metrics
 from klformer.lab.cli.main import main
@@ -35,6 +33,8 @@ from klformer.lab.training.objective import model_outputs
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.progress import SilentReporter
 from klformer.models import SequenceEmbedding
+from research.gradients import command as gradients
+from research.turing import command as turing
 
 TINY_DEEP = [*TINY, "--model.num-layers", "2", "--quiet"]
 #: Of the 45 validation examples.
@@ -373,7 +373,7 @@ def milestones(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KLFORMER_DATA", str(home / "data"))
         patch.setattr("klformer.lab.training.callbacks.MILESTONES", (10, 99))
-        patch.setattr("klformer.lab.analysis.gradients.command.MILESTONES", (10, 99))
+        patch.setattr("research.gradients.command.MILESTONES", (10, 99))
         options = ["--attention", "gmm-rks:num_frequencies=8", *TINY_DEEP, "--out", str(home), "--name"]
         main(
             ["train", *options, "longer", "--training.max-steps", "60", "--optimiser.learning-rate", "0.01"],

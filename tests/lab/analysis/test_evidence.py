@@ -11,20 +11,20 @@ from run_support import tiny
 import klformer
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
-from klformer.lab.analysis.evidence import recommend as recommending
+from klformer.lab.analysis import recommend as recommending
 from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.command import EvidenceAnalysis, markdown, run
-from klformer.lab.analysis.evidence.glue_tables import gains, glue, glue_orders
 from klformer.lab.analysis.evidence.measure import comparisons, measured
-from klformer.lab.analysis.evidence.recommend import Needs, recommend, relative_work
-from klformer.lab.analysis.pretraining.command import PretrainingAnalysis
-from klformer.lab.analysis.pretraining.command import run as analyse_pretraining
+from klformer.lab.analysis.recommend import Needs, recommend, relative_work
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import setting_name
 from klformer.lab.runs.presets import preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import SilentReporter
+from research.evidence.glue_tables import gains, glue, glue_orders
+from research.pretraining.command import PretrainingAnalysis
+from research.pretraining.command import run as analyse_pretraining
 
 
 def numbers(attention, values, setting="task"):

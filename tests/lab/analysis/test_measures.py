@@ -9,7 +9,6 @@ import torch
 import klformer
 from klformer.kernels import FastFoodSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
 from klformer.lab.analysis.eigenvalues.measure import covariance, eigenvalues
-from klformer.lab.analysis.gradients.measure import classifier_gradients, gradient_statistics
 from klformer.lab.analysis.kernel.measure import (
     attention_of_first_token,
     kernel_profile,
@@ -33,6 +32,7 @@ from klformer.models import (
     SequenceEmbedding,
     TransformerEncoder,
 )
+from research.gradients.measure import classifier_gradients, gradient_statistics
 
 
 def two_class(outputs):

@@ -11,8 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
+from benchmarks import fastfood
 from klformer.kernels import FastFoodSpectrum
-from klformer.lab.bench import attention, fastfood, measure
+from klformer.lab.bench import attention, measure
 from klformer.lab.bench.__main__ import main as measure_alone
 from klformer.lab.bench.attention import AttentionSizes
 from klformer.lab.bench.attention import forward_and_backward as forward_and_backward_of_attention

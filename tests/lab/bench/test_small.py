@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from klformer.lab.bench.few_queries import WAYS
-from klformer.lab.bench.launches import PRODUCTS, count_launches
+from benchmarks.few_queries import WAYS
+from benchmarks.launches import PRODUCTS, count_launches
+from benchmarks.shares import CALLS, OTHER, group_of, measure_shares
 from klformer.lab.bench.report import as_table, without_empty
-from klformer.lab.bench.shares import CALLS, OTHER, group_of, measure_shares
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.cli.main import main
 from klformer.ops.spectral_product.chunked import one_query

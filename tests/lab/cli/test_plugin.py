@@ -1,4 +1,4 @@
-"""A module outside of the package brings a spectrum, an attention and a task, and everything works with them."""
+"""A module outside of the package brings a spectrum, an attention, a task and an analysis, and all work with them."""
 
 import json
 import subprocess
@@ -11,11 +11,14 @@ from support import TINY_MODEL
 PLUGIN = '''
 """Frequencies in a learned box, attention that averages, and sums of integers modulo 5."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
 
 import klformer
+from klformer.lab.cli.analyze import ANALYSES
 from klformer.lab.data import Examples, Sequences
 
 
@@ -68,6 +71,20 @@ class Modulo(klformer.Task):
 klformer.register_spectrum("box", BoxSpectrum)
 klformer.register_attention("average", AverageAttention, "the mean of all values")
 klformer.register_task(Modulo)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Count up."""
+
+    number: int = 3
+
+
+def run(options: Counting) -> None:
+    print("counted", *range(options.number))
+
+
+ANALYSES.add("counting", __name__)
 '''
 
 
@@ -99,6 +116,7 @@ def test_what_a_plugin_registers_can_be_listed_trained_evaluated_drawn_and_repor
     klformer(plugin, "curves", "runs", "--out", "curves.svg")
     assert "average" in (plugin / "curves.svg").read_text()
     klformer(plugin, "report", "runs", "--out", "report.html")
+    assert klformer(plugin, "analyze", "counting", "--number", "2") == "counted 0 1\n"
     page = (plugin / "report.html").read_text()
     assert all(words in page for words in ("Modulo 5", "box-prf", "average"))
 

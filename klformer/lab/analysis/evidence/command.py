@@ -11,10 +11,11 @@ from rich.console import Console
 from klformer.attention import AttentionSpec
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
+from klformer.lab.analysis.cells import Row, difference, with_spread
+from klformer.lab.analysis.cells import markdown as as_markdown
 from klformer.lab.analysis.evidence.chart import draw
-from klformer.lab.analysis.evidence.measure import Measured, comparisons, measured
+from klformer.lab.analysis.evidence.measure import Measured, comparisons, error_of, measured
 from klformer.lab.analysis.evidence.sweeps import swept_settings
-from klformer.lab.analysis.evidence.tables import learned_or_frozen
 from klformer.lab.analysis.kernel.planted import held_out_pairs, planted_error
 from klformer.lab.analysis.options import Count
 from klformer.lab.analysis.output import print_table, write_results
@@ -160,3 +161,27 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for setting in dict.fromkeys(row["setting"] for row in rows):
         parts.append(f"**{setting}**\n\n{learned_or_frozen([row for row in rows if row['setting'] == setting])}\n")
     return "\n".join(parts)
+
+
+def learned_or_frozen(rows: Sequence[Row]) -> str:
+    """An attention learned, frozen, each with its standard error, and the difference; bold where it is more than
+    chance. Of several settings, each row names its own. Rows are comparisons, or runs, which are compared here."""
+    if "value" in rows[0]:
+        runs = (measured(row, row["setting"], row["value"]) for row in rows)
+        rows = [comparison.as_row() for comparison in comparisons(runs)]
+    headings = ["attention", "draw", "seeds", "learned", "frozen", "learned - frozen"]
+    several = len({row["setting"] for row in rows}) > 1
+    if several:
+        headings = ["setting", *headings]
+    lines = []
+    for row in rows:
+        cells = [
+            f"`{row['attention']}`",
+            "" if row["draw"] == "none" else row["draw"],
+            str(row["seeds"]),
+            with_spread(row["learned"], error_of(row, "learned")),
+            with_spread(row["frozen"], error_of(row, "frozen")),
+            difference(row["difference"], row["standard_error"], row["pairs"]),
+        ]
+        lines.append([row["setting"].partition(":")[0], *cells] if several else cells)
+    return as_markdown(headings, lines)

@@ -1,0 +1,117 @@
+"""`bench launches`: how many kernels a GPU would launch for the product, counted on tensors without memory.
+
+No GPU is needed: tensors on torch's device "meta" have shapes and no numbers, and take the ways of a GPU.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from klformer.lab.bench.report import Cells, as_table, write_report
+from klformer.lab.bench.sizes import Sizes
+from klformer.lab.environment import describe_machine
+from klformer.lab.terminal import make_console
+from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.spectral_product import BACKENDS, Call, FusedBackend, SpectralKernel, Sums
+from klformer.ops.spectral_product.chunked import causal, tiles
+
+#: Operators that compute nothing: views, allocations, and those that only call others.
+NO_LAUNCH = frozenset(
+    {
+        *("_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "contiguous", "detach", "empty"),
+        *("empty_like", "empty_strided", "expand", "flatten", "linear", "matmul", "narrow", "new_empty"),
+        *("promote_types", "reshape", "resolve_conj", "select", "slice", "split", "squeeze", "t", "to"),
+        *("transpose", "unbind", "unflatten", "unsqueeze", "view"),
+    }
+)
+#: Products by name: feature map, whether it is causal, and who computes it.
+PRODUCTS: Mapping[str, tuple[str, bool, str]] = {
+    "prf flash": ("prf", False, "flash_cpu"),
+    "prf": ("prf", False, "chunked"),
+    "rks": ("rks", False, "chunked"),
+    "prf causal": ("prf", True, "chunked"),
+    "rks causal": ("rks", True, "chunked"),
+}
+
+
+@dataclass(frozen=True)
+class LaunchesBench:
+    """Launches of forward and backward of the product on a GPU, counted without one.
+
+    Example: klformer --plugin benchmarks bench launches --length 16384
+    """
+
+    length: int = 16384
+    """Tokens L."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 16
+    """Size D = E of queries, keys and values."""
+    frequencies: int = 128
+    """Frequencies R."""
+    json: Path | None = None
+    """Write all figures to this file."""
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts calls that would be launches on a GPU: all but views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_name: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        self.by_name[name] += name not in NO_LAUNCH
+        return func(*args, **(kwargs or {}))
+
+
+def run(options: LaunchesBench) -> None:
+    """Count, print the table, and write the figures where they were asked for."""
+    console, environment = make_console(80), describe_machine()
+    sizes = Sizes(1, options.heads, options.length, options.head_dim, options.head_dim, options.frequencies)
+    results = [{"name": name, **asdict(sizes), "launches": count_launches(name, sizes)} for name in PRODUCTS]
+    title = f"forward + backward, L={options.length:,} H={options.heads} D=E={options.head_dim} R={options.frequencies}"
+    console.print(as_table(launch_cells(results), title=title))
+    write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
+
+
+def count_launches(name: str, sizes: Sizes) -> int:
+    """Launches of a product, forward and backward."""
+    feature_map, is_causal, backend = PRODUCTS[name]
+    chosen = cast(FusedBackend, BACKENDS[backend])
+    sequence = (sizes.batch, sizes.heads, sizes.length)
+    q, k = (torch.empty(*sequence, sizes.head_dim, device="meta") for _ in range(2))
+    v, d_out = (torch.empty(*sequence, sizes.value_dim, device="meta") for _ in range(2))
+    omega = torch.empty(sizes.heads, sizes.frequencies, sizes.head_dim, device="meta")
+    kernel = SpectralKernel(FEATURE_MAPS[feature_map], omega)
+    # What depends on numbers is decided as it mostly is: nothing was lost, and chunks are as long as at first.
+    with patch.object(causal, "_lost_anything", lambda lost: False), Launches() as launches:
+        if is_causal:
+            call = Call("causal", kernel, q=q, k=k, v=v)
+            outputs = chosen.forward(call, keep=True)
+            outputs[-1] = torch.full(outputs[-1].shape, tiles.GPU_CAUSAL_CHUNK)
+            chosen.backward(call, outputs, [d_out, None, None, None, None], ("q", "k", "v", "omega"))
+        else:
+            absorb = Call("absorb", kernel, k=k, v=v)
+            sums = Sums(*chosen.forward(absorb, keep=True)[:3])
+            read = Call("read", kernel, q=q, sums=sums)
+            d_read = chosen.backward(
+                read, chosen.forward(read, keep=True), [d_out, None], ("q", *Sums._fields, "omega")
+            )
+            d_sums = [*(d_read[name] for name in ("values", "weights")), None]
+            chosen.backward(absorb, [*sums], d_sums, ("k", "v", "omega"))
+    return launches.by_name.total()
+
+
+def launch_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
+    """A line for each product."""
+    return [{"product": row["name"], "launches": f"{row['launches']:,}"} for row in results]

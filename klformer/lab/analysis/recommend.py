@@ -1,0 +1,164 @@
+"""From the evidence to an answer: the attention that recalled best among those that fit the needs.
+
+The evidence is the file measured.json beside this one, written by `klformer analyze evidence` from the runs of
+docs/evidence.md. Work is counted in multiplications for one query and one head, which do not depend on a machine:
+
+    softmax   L (D + E)                 each query with each key, and each weight with its value
+    kernel    2 R D + 2 F E             both projections on R frequencies; F features into the state and out of it
+
+with F = R for positive features and 2 R for Fourier features (`klformer bench attention` has seconds).
+
+Attentions within half a point of the best one count as equals. Among equals the first of these decides:
+
+    less work
+    the paper's kernels before ours, which have been tried less
+    options as they are before a kernel that is frozen or keeps its draw
+    a smaller deviation over seeds
+    the order of `klformer.attention_names()`
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from klformer.attention import AttentionSpec, attention_names, attention_options
+from klformer.errors import DataError
+
+_FILE = "measured.json"
+_SETTING = "recall-laptop: accuracy, %"
+#: Frequencies for each dimension of a head in the runs that were measured.
+_FREQUENCIES_PER_DIM = 2
+#: Points of accuracy within which attentions count as equally good: about three deviations over seeds.
+_TIE = 0.5
+#: Kernels that are not in the paper.
+_OURS = ("atoms-rks", "atoms-prf", "rbf-rks")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What somebody wants."""
+
+    length: int
+    budget: float = 1.0
+    deterministic: bool = False
+    head_dim: int = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An attention as the command line takes it, why, and what it was chosen from."""
+
+    attention: str
+    reasons: Sequence[str]
+    candidates: Sequence[Mapping[str, Any]]
+    title: str
+
+
+def recommend(needs: Needs) -> Answer:
+    """The best attention that fits; among equals the rule at the top of this file decides.
+
+    If nothing fits the budget, it is the cheapest of those that fit the other needs.
+
+    Raises:
+        DataError: there are no measurements in the package.
+    """
+    evidence = measurements()
+    rows = [row for row in evidence["rows"] if row["setting"] == _SETTING]
+    both = [(row, frozen) for row in rows for frozen in (False, True) if row[_key(frozen)] is not None]
+    candidates = [_candidate(row, frozen, needs) for row, frozen in both]
+    candidates = [each for each in candidates if not (needs.deterministic and each["draw"] == "redrawn")]
+    allowed = [candidate for candidate in candidates if candidate["work"] <= needs.budget]
+    allowed.sort(key=lambda candidate: (-candidate["accuracy"], _preference(candidate)))
+    facts = evidence["environment"]
+    title = (
+        f"recall: accuracy in %, {facts['processor']}, {facts['date'][:10]}; work relative to softmax at "
+        f"{needs.length:,} tokens, D = {needs.head_dim}"
+    )
+    if not allowed:
+        cheapest = min(candidates, key=_preference)
+        reason = (
+            f"nothing that was measured fits a budget of {needs.budget:g}; {cheapest['attention']} is cheapest, with "
+            f"{cheapest['work']:.2f}. Fewer frequencies cost less, in proportion (num_frequencies)"
+        )
+        return Answer(cheapest["attention"], [reason], candidates, title)
+    best = allowed[0]
+    equals = [candidate for candidate in allowed if best["accuracy"] - candidate["accuracy"] <= _TIE]
+    chosen = min(equals, key=_preference)
+    return Answer(chosen["attention"], _reasons(chosen, best, candidates, needs), allowed, title)
+
+
+def _reasons(
+    chosen: Mapping[str, Any], best: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]], needs: Needs
+) -> list[str]:
+    reasons = [f"it reached {chosen['accuracy']:.1f}% on recall and takes {chosen['work']:.2f} of softmax's work"]
+    if chosen is not best:
+        score, work = f"{best['accuracy']:.1f}%", f"{best['work']:.2f}"
+        reasons.append(f"{best['attention']} reached {score} and takes {work}: within {_TIE:g} point they are equals")
+    softmax = next((candidate for candidate in candidates if candidate["attention"] == "softmax"), None)
+    if softmax is not None and softmax is not chosen and softmax is not best:
+        reasons.append(f"softmax reached {softmax['accuracy']:.1f}%; its work grows with the length")
+    if needs.deterministic:
+        reasons.append("deterministic: attentions whose frequencies are redrawn are left out")
+    reasons.append(
+        "recall is one task; compare on your own: klformer compare --task YOURS --attentions ... --seeds 0 1 2"
+    )
+    return reasons
+
+
+def _preference(candidate: Mapping[str, Any]) -> tuple[float, ...]:
+    """What decides among equals, the smallest first: the rule at the top of this file."""
+    spec = AttentionSpec.parse(candidate["attention"])
+    deviation = candidate["deviation"]
+    return (
+        candidate["work"],
+        spec.name in _OURS,
+        len(spec.options),
+        math.inf if deviation is None else deviation,
+        attention_names().index(spec.name),
+    )
+
+
+@cache
+def measurements() -> dict[str, Any]:
+    """What `klformer analyze evidence` wrote for the package."""
+    file = files("klformer.lab.analysis") / _FILE
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"the measurements {_FILE} of the package can't be read: {error}; install it again") from error
+    return content
+
+
+def _key(frozen: bool) -> str:
+    return "frozen" if frozen else "learned"
+
+
+def _candidate(row: Mapping[str, Any], frozen: bool, needs: Needs) -> dict[str, Any]:
+    spec = AttentionSpec.parse(row["attention"])
+    options = dict(spec.options)
+    if frozen:
+        options["frozen"] = True
+    if row["draw"] == "kept":
+        options["redraw"] = False
+    return {
+        "attention": AttentionSpec(name=spec.name, options=options).label(),
+        "draw": row["draw"],
+        "accuracy": row[_key(frozen)],
+        "deviation": row[f"{_key(frozen)}_std"],
+        "work": relative_work(spec.name, needs.length, needs.head_dim),
+    }
+
+
+def relative_work(attention: str, length: int, head_dim: int) -> float:
+    """Multiplications for one query of one head, relative to softmax's; E = D."""
+    if attention == "softmax":
+        return 1.0
+    if "num_frequencies" not in attention_options(attention):  # linear-elu: D features, no projection
+        return 2 * head_dim * head_dim / (2 * length * head_dim)
+    frequencies = _FREQUENCIES_PER_DIM * head_dim
+    features = 2 * frequencies if attention.endswith("rks") else frequencies
+    return (2 * frequencies * head_dim + 2 * features * head_dim) / (2 * length * head_dim)

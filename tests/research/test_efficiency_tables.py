@@ -1,0 +1,188 @@
+"""Tables of speed and memory are made of what benchmarks write, kept as the docs keep it."""
+
+import json
+
+import pytest
+
+from klformer.errors import ArgumentError
+from klformer.lab.bench import peers
+from klformer.lab.bench.model import command as model
+from klformer.lab.bench.model.step import Seconds
+from klformer.lab.bench.ops import PRODUCTS
+from klformer.lab.cli.main import main
+from klformer.memory import MEBIBYTE
+from research.evidence.keep import keep
+from research.evidence.pages import render
+
+EMPTY = {"caption": "Nothing.", "environment": {}, "commands": {}, "rows": []}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Renders a table of rows: its lines as lists of cells."""
+
+    def make(words, rows):
+        (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
+        kind, _, more = words.partition(" ")
+        page = f"<!-- table {kind} data.json {more} -->\n<!-- /table -->\n"
+        lines = [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")]
+        return [line[2:-2].split(" | ") for line in [lines[0], *lines[2:]]]
+
+    return make
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The rows that a command writes, as `keep` puts them into data."""
+
+    def make(*arguments, file="report.json", target="--json"):
+        main([*arguments, target, str(tmp_path / (file if target == "--json" else "."))])
+        return keep(json.loads((tmp_path / file).read_text()), EMPTY, "setting", {})["rows"]
+
+    return make
+
+
+def spread(median, low, high):
+    return {"median": median, "low": low, "high": high}
+
+
+def operator(name, **changes):
+    ratios = dict.fromkeys(
+        [
+            *("materialised_over_ours", "softmax_over_ours", "ours_over_matrix_products", "ours_over_lean"),
+            *("causal_over_bidirectional", "memory_of_materialised"),
+        ]
+    )
+    row = {"setting": "s", "name": name, "length": 1024, "head_dim": 16, "seconds": 0.0284, "memory": None}
+    row |= {"processor": spread(0.0281, 0.027, 0.028), "kept": None, "result_and_gradients": 2 * MEBIBYTE}
+    return row | {"ratios": ratios | changes.pop("ratios", {})} | changes
+
+
+def test_operators_as_the_command_prints_them(table):
+    kept = {"ratios": {"materialised_over_ours": 1.539}}
+    rows = [
+        operator("rks", ratios={"materialised_over_ours": 1.908, "ours_over_lean": 2.65}, kept=kept),
+        operator("rks causal", ratios={"causal_over_bidirectional": 1.8}),
+        operator("rks matrix products") | {"ratios": None},
+    ]
+    assert table("operators", rows) == [
+        ["L", "kernel", "ms", "processor ms", "materialised", "kept", "lean floor", "bidirectional"],
+        ["1,024", "rks", "28", "28 (27 to 28)", "1.91x", "1.54x", "2.65x", ""],
+        ["1,024", "rks causal", "28", "28 (27 to 28)", "", "", "", "1.80x"],
+    ]
+    both = table('operators "show=D,L,processor ms"', [operator("prf", head_dim=64), *rows[:1]])
+    assert both == [["D", "L", "processor ms"], ["16", "1,024", "28 (27 to 28)"], ["64", "1,024", "28 (27 to 28)"]]
+    weighed = [operator("prf", memory=3 * MEBIBYTE, ratios={"memory_of_materialised": 0.5})]
+    assert table('operators "show=kernel,MiB,of materialised,of result and gradients"', weighed)[1:] == [
+        ["prf", "3", "0.50x", "1.50x"]
+    ]
+    with pytest.raises(ArgumentError, match="show= must be some of L, kernel, ms, processor ms; got MiB"):
+        table("operators show=kernel,MiB", [operator("prf")])
+
+
+def test_rows_of_the_product(table, kept):
+    sizes = ["--heads", "1", "--head-dim", "4", "--value-dim", "4", "--frequencies", "4", "--repeats", "1"]
+    rows = kept("bench", "ops", "--lengths", "16", "32", *sizes, "--no-kept", "--no-memory")
+    headings, *lines = table("operators", rows)
+    assert headings[:4] == ["L", "kernel", "ms", "processor ms"]
+    assert [line[:2] for line in lines] == [[length, name] for length in ("16", "32") for name in PRODUCTS]
+
+
+def test_few_queries_launches_and_shares(table, kept):
+    sizes = ["--keys", "20", "--heads", "1", "--frequencies", "4", "--head-dims", "4", "--repeats", "1"]
+    headings, *lines = table("few-queries", kept("bench", "few-queries", *sizes))
+    assert headings[:3] == ["feature map", "D = E", "queries"]
+    assert [line[:3] for line in lines] == [["prf", "4", "1"], ["rks", "4", "1"]]
+    rows = kept("bench", "launches", "--length", "64", "--heads", "1", "--head-dim", "4", "--frequencies", "4")
+    assert table("launches", rows)[2] == ["prf", str(rows[1]["launches"])]
+    shares = {"bmm": 0.514, "GELU": 0.0, "copies": 0.004, "calls": 0.482}
+    rows = [{"setting": "s", "name": "prf, D=16", "seconds": 0.0161, "shares": shares}]
+    assert table("shares", rows) == [["", "ms", "bmm", "calls"], ["prf, D=16", "16", "51", "48"]]
+
+
+def test_decoding(table, kept):
+    rows = [
+        {"name": name, "batch": batch, "tokens_per_second": spread(6150.2, 6000, 7000)}
+        | {"processor_microseconds_a_step": spread(162, 162, 162)}
+        for name, batch in (("x, prepared", 1), ("x, prepared", 32), ("softmax, preallocated cache, 8", 1))
+    ]
+    head, first, second = table("decoding", rows)
+    assert head[-1] == "B=32: processor µs a step"
+    assert first == ["x, prepared", "6,150 (6,000 to 7,000)", "162", "6,150 (6,000 to 7,000)", "162"]
+    assert second[0] == "softmax, preallocated cache, 8"
+    sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--positions", "8", "--steps", "2"]
+    measured = kept("bench", "decode", "--attentions", "gmm-prf", "--batch-sizes", "1", "--repeats", "1", *sizes)
+    assert [line[0] for line in table("decoding", measured)[1:]] == [row["name"] for row in measured]
+
+
+def test_peers(table, kept, monkeypatch):
+    seconds = {"klformer": [1.0, 2.0, 4.0], "torch": [3.0, 4.0, 4.0], "materialised": [0.5, 2.0, 8.0]}
+    monkeypatch.setattr(peers, "both_times", lambda subjects, **_: {c: (seconds[c.maker],) * 2 for c in subjects})
+    sizes = ["--lengths", "13", "--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--levels", "attention"]
+    arguments = ["bench", "peers", "--attentions", "gmm-rks", *sizes, "--no-memory", "--no-kept"]
+    rows = kept(*arguments, file="peers.json", target="--out")
+    assert table("peers show=peer,klformer,time,rounds", rows) == [
+        ["peer", "klformer", "time", "rounds"],
+        ["torch scaled_dot_product_attention", "gmm-rks", "2.00 (1.00 to 3.00)", "3"],
+        ["gmm-rks, features materialised", "gmm-rks", "1.00 (0.50 to 2.00)", "3"],
+    ]
+
+
+def test_models(table, kept, monkeypatch):
+    def step(asked):
+        if asked.attention == "local":
+            raise RuntimeError("killed")
+        return Seconds(0.25, 0.5) if asked.steps else 3 * MEBIBYTE
+
+    monkeypatch.setattr(model, "in_own_process", step)
+    arguments = ["--tasks", "image", "--lengths", "--device", "cpu", "--attentions", "softmax", "local"]
+    rows = kept("bench", "model", *arguments, file="model.json", target="--out")
+    assert table("models", rows) == [
+        ["attention", "steps / s", "processor s a step", "relative to softmax", "relative, processor", "MiB"],
+        ["`softmax`", "4", "0.5", "1.00", "1.00", "3"],
+        ["`local`", "not run", "", "", "", ""],
+    ]
+
+
+def test_profile(table, kept):
+    row = {"attention": "softmax", "seconds": 3.764, "attention_seconds": 2.67, "peak_bytes": 409.2 * MEBIBYTE}
+    assert table("profile", [row]) == [
+        ["attention", "a step", "of it in the attention product", "MiB above the model"],
+        ["`softmax`", "3.76 s", "71%", "409"],
+    ]
+    rows = kept("profile", "--task", "sparsity", "--preset", "laptop", "--batch-size", "1", "--attention", "linear-elu")
+    assert table("profile", rows)[1][0] == "`linear-elu`"
+
+
+def test_memory_of_whole_attentions(table):
+    rows = [
+        {"name": "x", "length": length, "memory": mebibytes * MEBIBYTE, "result_and_gradients": length * 2**14}
+        for length, mebibytes in ((64, 2), (256, 5))
+    ]
+    assert table('attention show=memory "without=grows as"', rows) == [
+        ["attention", "L=64", "L=256", "growth, 64 to 256", "of result and gradients, longest"],
+        ["`x`", "2", "5", "2.5x", "1.25x"],
+    ]
+
+
+def test_kept_memory_is_measured_again(kept, table, monkeypatch):
+    again = []
+
+    def report(benchmark, options):
+        again.append(benchmark)
+        ratios = {"seconds": 1.0, "processor": spread(1, 1, 1), "ratios": {"materialised_over_ours": 2.5}}
+        return {"results": [{"name": "prf", "length": 16, "frequencies": 4} | ratios]}
+
+    monkeypatch.setattr("klformer.lab.bench.ops.measured_with_kept_memory", report)
+    sizes = ["--heads", "1", "--head-dim", "4", "--value-dim", "4", "--frequencies", "4", "--repeats", "1"]
+    rows = kept("bench", "ops", "--lengths", "16", *sizes, "--no-memory")
+    assert again == ["ops"]
+    assert [line[1] for line in table("operators show=kernel,kept", rows)[1:] if line[1]] == ["2.50x"]
+
+
+def test_padding(table):
+    row = {"setting": "s", "task": "listops", "attention": "softmax", "num_batches": 80, "tokens_ratio": 1.634}
+    row |= {"time_ratio": 2.04, "median_time_ratio": 1.9, "largest_difference": 4.7684e-07}
+    headings, cells = table("padding", [row])
+    assert cells == ["`softmax`", "80", "1.63x", "2.04x", "1.90x", "5e-07"]
+    assert headings[2:] == ["tokens", "time", "time, median of the batches", "losses differ by"]
