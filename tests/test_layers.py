@@ -60,16 +60,16 @@ def test_nothing_installed_imports_what_is_not():
 
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 39_400,
+    "klformer": 39_900,
     "klformer/lab": 21_900,
-    "klformer/ops": 6_250,
+    "klformer/ops": 6_590,
     "klformer/kernels": 1_260,
     "klformer/attention": 2_950,
     "klformer/nn": 230,
     "klformer/models": 1_540,
     "klformer/conversion": 2_810,
     "klformer/distributed": 800,
-    "klformer/testing": 680,
+    "klformer/testing": 920,
     "klformer/lab/analysis": 2_100,
     "klformer/lab/bench": 2_960,
     "klformer/lab/cli": 1_630,

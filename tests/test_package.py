@@ -39,6 +39,13 @@ def test_without_the_extra_one_line_says_how_to_get_it(start, tmp_path):
     assert len(done.stderr.splitlines()) == 1 or start[0] == "-c"
 
 
+def test_the_doctor_works_without_the_extra(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['rich'] = None")
+    command = [sys.executable, "-m", "klformer", "doctor", "--help"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: klformer doctor")
+
+
 def test_layers_need_torch_and_no_tools():
     tools = ("matplotlib", "datasets", "tensorboard", "accelerate", "tyro", "pandas")
     use = "import sys; from klformer import TransformerEncoder, resample"

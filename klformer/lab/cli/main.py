@@ -52,6 +52,7 @@ COMMANDS = {
     ),
     "data": Entry("klformer.lab.cli.data", "generate data, check it, or say where it is"),
     "recommend": Entry("klformer.lab.cli.recommend", "which attention to use for a length, with the numbers behind it"),
+    "doctor": Entry("klformer.lab.cli.doctor", "check every backend on this device, and time it beside softmax"),
     "list": Entry("klformer.lab.cli.listing", "attentions with their options, tasks and presets"),
 }
 

@@ -8,6 +8,7 @@ A reader's guide. `MultiHeadAttention.forward` projects and calls an attention; 
 
     operands.py                what a call consists of: the kernel, q, k, v, and the sums of a state
     dispatch.py                which backend computes it, and why not another
+    self_check.py              whether a backend is right on a device, before it is used there
     autograd.py                one node of autograd's graph (or one op, when compiled) around forward and backward
     chunked/__init__.py        the backend for everything: to one of the three files below
     chunked/features.py        absorb and read for cosines (rks) and elu, forward and backward

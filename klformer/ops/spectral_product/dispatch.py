@@ -1,8 +1,9 @@
 """Who computes a call: backends by name, the choice among them, and what was chosen.
 
 A backend says why it can't serve a call, or nothing. `auto` takes the backend with the highest priority that has
-nothing to say; a backend that is asked for by name and can't serve is an error that quotes its reason. Forward-mode
-derivatives, torch.func's transforms and programs for ONNX are made of plain operations, whoever was asked for.
+nothing to say and was right on this device (`self_check.py`); a backend that is asked for by name and can't serve is an
+error that quotes its reason. Forward-mode derivatives, torch.func's transforms and programs for ONNX are made of plain
+operations, whoever was asked for.
 """
 
 import os
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.ops.spectral_product.operands import Call, Sums
@@ -121,6 +123,8 @@ Examples:
 _by_priority: list[Backend] = []
 #: What "auto" stands for in processes that a command starts.
 VARIABLE = "KLFORMER_BACKEND"
+#: Set to 0, `auto` takes backends without having checked them on the device (`self_check.py`).
+SELF_CHECK = "KLFORMER_SELF_CHECK"
 _asked_for: ContextVar[str | None] = ContextVar("backend", default=None)
 _served: ContextVar[Counter[tuple[str, str]] | None] = ContextVar("served", default=None)
 
@@ -245,7 +249,7 @@ def _choose(call: Call, name: str) -> Backend:
         return BACKENDS["plain"]
     if name == "auto":
         for backend in _by_priority:
-            if backend.supports(call) is None:
+            if backend.supports(call) is None and (backend.name == "chunked" or _is_proven(backend, call)):
                 return backend
     backend = BACKENDS[name]
     if (reason := backend.supports(call)) is not None:
@@ -256,3 +260,20 @@ def _choose(call: Call, name: str) -> Backend:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _asked_for_by_context() -> str:
     return _asked_for.get() or os.environ.get(VARIABLE, "auto")
+
+
+def _is_proven(backend: Backend, call: Call) -> bool:
+    """Return whether a backend is right on the device of a call: it has shown it there, or need not."""
+    if os.environ.get(SELF_CHECK) == "0" or call.device.type == "meta":
+        return True
+    if not torch.compiler.is_compiling() and isinstance(call.tokens, FakeTensor):
+        return True  # nothing is computed
+    return _is_proven_on(backend.name, call.feature_map.name, call.device.type, call.device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_proven_on(name: str, feature_map: str, device_type: str, index: int | None) -> bool:
+    from klformer.ops.spectral_product.self_check import is_right
+
+    device = torch.device(device_type) if index is None else torch.device(device_type, index)
+    return is_right(BACKENDS[name], feature_map, device)

@@ -74,24 +74,25 @@ class FlashBackend(FusedBackend):
             call = with_envelope_written_out(call)
             mean, log_scale = columns.kernel.forward(*columns.absorbing(call))
             log_scale = log_scale.to(call.dtype)
-            none = (log_scale < NO_KEY / 2) | (call.tokens.shape[2] == 0)
+            least = NOTHING.get(self._dtype(call), NO_KEY) / 2
+            none = (log_scale < least) | (call.tokens.shape[2] == 0)
             values = mean[..., : call.value_dim].to(call.dtype).contiguous()
             return [values, (~none).to(call.dtype), log_scale.masked_fill(none, NO_KEY)]
         assert call.q is not None
         mean, log_mass, _ = _latents(call)
         out, log_sum = columns.kernel.forward(*columns.reading(mean, log_mass))
         log_sum = log_sum.to(call.dtype) - call.kernel.log_normaliser
-        if not columns.num_latents:
-            log_sum = torch.full_like(log_sum, NO_KEY)
+        no_key = (log_mass < NO_KEY / 2).all(-1, keepdim=True)
         out = out[..., : call.value_dim].to(call.q.dtype).contiguous()
-        return [out, log_sum.masked_fill(log_sum < NO_KEY / 2, -torch.inf)]
+        return [out, log_sum.masked_fill(no_key, -torch.inf)]
 
     def backward(
         self, call: Call, outputs: Sequence[Tensor], d_results: Sequence[Tensor | None], needed: Collection[str]
     ) -> dict[str, Tensor]:
         columns, head_dim, num_values = _Columns(call, self._dtype(call)), call.head_dim, call.value_dim
         if call.step == "absorb":
-            mean, _, log_scale = outputs
+            mean, weights, log_scale = outputs
+            log_scale = log_scale.masked_fill(weights == 0, torch.inf)  # without any key all weights are 0
             d_mean = torch.zeros_like(mean) if d_results[0] is None else d_results[0]
             d_log_scale = (d_mean * mean).sum(-1)
             d_log_scale = d_log_scale if d_results[1] is None else d_log_scale + d_results[1]
@@ -108,7 +109,7 @@ class FlashBackend(FusedBackend):
         out, log_sum = outputs
         d_out = torch.zeros_like(out) if d_results[0] is None else d_results[0]
         d_log_sum = torch.zeros_like(log_sum) if d_results[1] is None else d_results[1]
-        log_sum = log_sum.clamp(min=NO_KEY) + call.kernel.log_normaliser
+        log_sum = log_sum.masked_fill(log_sum == -torch.inf, torch.inf) + call.kernel.log_normaliser
         d_q, d_omega, d_mean = columns.backward(columns.reading(mean, log_mass), out, log_sum, d_out, d_log_sum)
         d_log_mass, d_mean = d_omega[..., head_dim].to(call.dtype), d_mean[..., :num_values].to(call.dtype)
         d_weights = (d_log_mass - (d_mean * mean).sum(-1)) * inverse
@@ -165,7 +166,6 @@ class _Columns:
         self._digits = DIGITS.get(dtype, 1)
         widest = max(call.head_dim, call.value_dim) + self._digits
         self._width = -(-widest // self.kernel.multiple) * self.kernel.multiple
-        self.num_latents = call.num_projections
 
     def absorbing(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Return frequencies as queries, keys and values."""

@@ -152,8 +152,9 @@ def read_backward(
         d_mean, d_log_mass = collect.room("values"), torch.zeros_like(log_mass)
         for start, stop in chunk_bounds(call.q.shape[2], cut.chunk):
             queries, weights = _query_scores(tile, scratches[0], log_mass, start, stop)
-            log_sum = tile.rows(outputs[1][:, :, start:stop]).unsqueeze(-1).clamp(min=NO_KEY)
-            weights.sub_(log_sum.add(call.kernel.log_normaliser).mul_(LOG2_E)).exp2_()
+            log_sum = tile.rows(outputs[1][:, :, start:stop]).unsqueeze(-1)
+            log_sum = log_sum.masked_fill(log_sum == -torch.inf, torch.inf)  # without any key all weights are 0
+            weights.sub_(log_sum.add_(call.kernel.log_normaliser).mul_(LOG2_E)).exp2_()
             d_scores = scratches[1].tokens_first(stop - start)
             excess = None  # sum_r P_r dP_r of each query
             if d_out is None:
