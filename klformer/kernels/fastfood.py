@@ -104,22 +104,23 @@ class FastFoodSpectrum(SpectralDistribution):
     def _draw_diagonals(self, generator: torch.Generator | None, *, learned_too: bool) -> None:
         """Draw the diagonals B, G and S; without `learned_too` only those that are noise."""
         scaling, gaussian, signs = self.scaling, self.gaussian, self.signs
+        is_released, factor = self.init == "released", self.block_dim**-0.5
+        with_scaling = learned_too or self.learn == "none"
         if learned_too or self.learn != "sgb":
-            if self.init == "released":
-                draw_normal(signs, generator)
-                signs *= self.block_dim**-0.5
-            else:
-                draw_signs(signs, generator)
+            norm = gaussian.norm(dim=-1, keepdim=True)
+            (draw_normal if is_released else draw_signs)(signs, generator)
             draw_normal(gaussian, generator)
-            if self.init == "released":
-                gaussian *= self.block_dim**-0.5
-        if learned_too or self.learn == "none":
-            if self.init == "released":
-                draw_normal(scaling, generator)
-                scaling *= self.block_dim**-0.5
-            else:
-                norms = draw_norms(tuple(scaling.shape), self.block_dim, generator).to(scaling.device)
-                scaling.copy_(norms / gaussian.norm(dim=-1, keepdim=True))
+            if is_released:
+                signs *= factor
+                gaussian *= factor
+            elif not with_scaling:  # S was divided by |G|, which must stay: the spectrum would widen
+                gaussian *= norm / gaussian.norm(dim=-1, keepdim=True)
+        if with_scaling and is_released:
+            draw_normal(scaling, generator)
+            scaling *= factor
+        elif with_scaling:
+            norms = draw_norms(tuple(scaling.shape), self.block_dim, generator).to(scaling.device)
+            scaling.copy_(norms / gaussian.norm(dim=-1, keepdim=True))
 
     @torch.no_grad()
     def _draw_permutation(self, generator: torch.Generator | None) -> None:

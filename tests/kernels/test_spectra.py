@@ -124,6 +124,19 @@ def test_fastfood_learns_what_it_says(learn):
     assert changed == set(before) - learned
 
 
+@pytest.mark.parametrize("learn", ["none", "s", "sgb"])
+def test_a_new_draw_of_fastfood_is_as_wide_as_the_first(learn):
+    """S is divided by |G|: where it is learned, |G| must stay."""
+    spectrum = FastFoodSpectrum(num_heads=400, head_dim=4, num_frequencies=32, learn=learn, lengthscale=1.0)
+    before, generator = spectrum.frequencies(), torch.Generator().manual_seed(1)
+    spectrum.resample(generator)
+    after = spectrum.frequencies()
+    assert not torch.equal(before, after)
+    for omega in (before, after):
+        squares = omega.square().sum(-1).flatten()
+        assert (squares.mean() - 4).abs() < 4 * squares.std() / len(squares) ** 0.5
+
+
 @pytest.mark.parametrize("spectrum_name", SPECTRA)
 def test_frequencies_and_their_pairs_agree(spectrum_name):
     spectrum = SPECTRA[spectrum_name](num_heads=HEADS, head_dim=DIM, num_frequencies=FREQUENCIES)
