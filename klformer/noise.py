@@ -7,6 +7,7 @@ generators give equal noise on every device and every rank.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -21,9 +22,22 @@ class Resampled(nn.Module, ABC):
 
     redraw: bool = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (draw := vars(cls).get("resample")) is not None:
+
+            @wraps(draw)
+            def resample(self: Resampled, generator: torch.Generator | None = None) -> None:
+                if self.redraw:
+                    draw(self, generator)
+
+            cls.resample = resample  # type: ignore[method-assign]
+
     @abstractmethod
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw new noise into the buffers, in place. The same generator state gives the same noise on any device.
+
+        Without effect where `redraw` is False: whoever calls it, a draw that is kept is kept.
 
         Args:
             generator: On the CPU; torch's own if None.
@@ -69,7 +83,7 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
         False
     """
     for child in module.modules():
-        if isinstance(child, Resampled) and child.redraw:
+        if isinstance(child, Resampled):
             child.resample(generator)
 
 

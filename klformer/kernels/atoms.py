@@ -78,11 +78,7 @@ class AtomSpectrum(SpectralDistribution):
         return rows * self.head_dim**0.25
 
     def resample(self, generator: torch.Generator | None = None) -> None:
-        """Nothing is random, and nothing is drawn.
-
-        Args:
-            generator: Of no effect.
-        """
+        pass  # nothing is random
 
     def frequencies(self) -> Tensor:
         return self.omega

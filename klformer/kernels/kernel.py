@@ -40,7 +40,8 @@ class Kernel(nn.Module):
         learn_temperature: Learn a factor of queries and keys, a head its own, from 1 on. Trained projections can do
             that themselves; where they are fixed, it counts.
         redraw: Whether `klformer.resample` draws new noise; otherwise the first draw is kept for good.
-        frozen: Learn nothing; only the noise changes.
+        frozen: Learn nothing, also not what another option says is learned: the control of the same kernel. Only the
+            noise changes.
         backend: Who computes its products: "auto", or a name as in `spectral_product`.
 
     Raises:
@@ -137,6 +138,7 @@ class Kernel(nn.Module):
         self.log_temperature = nn.Parameter(torch.zeros(num_heads)) if learn_temperature else None
         if spectrum is not None and not redraw:
             spectrum.redraw = False
+        self.frozen = frozen
         if frozen:
             self.requires_grad_(False)
 
@@ -325,6 +327,7 @@ class Kernel(nn.Module):
             options.append(f"smoothing={self.smoothing:g}")
         learned = {"learn_smoothing": self.log_smoothing, "learn_temperature": self.log_temperature}
         options += [f"{name}=True" for name, parameter in learned.items() if parameter is not None]
+        options += ["frozen=True"] if self.frozen else []
         if self.spectrum is not None and type(self.spectrum).redraw and not self.spectrum.redraw:
             options.append("redraw=False")
         return ", ".join(options)
