@@ -68,8 +68,8 @@ def pattern(mechanism: AttentionMechanism, length: int, key_mask: Tensor, causal
             return i // b == j // b
         case LocalAttention(layout="sliding", block_size=b):
             return (i // b - j // b).abs() <= 1
-        case LocalAttention(layout="strided", block_size=b):
-            stride = -(-length // b)
+        case LocalAttention(layout="strided", block_size=b, max_len=longest):
+            stride = -(-longest // b)
             return i % stride == j % stride
         case LongformerAttention(window=w, num_global=g):
             return ((i - j).abs() <= w // 2) | (j < g) | (i < g)

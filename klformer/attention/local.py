@@ -4,7 +4,7 @@ out_i = softmax over {j : block(j) = block(i)} of q_i.k_j / sqrt D
 
 Long Range Arena's baseline "Local Attention" (Tay et al. 2021): non-overlapping blocks of 50.
 Complexity: O(L b) in time and memory, for blocks of b tokens.
-Supports: causal (but for strided blocks), padding, any length. Not: other keys than its own sequence's, decoding.
+Supports: causal, padding, any length. Not: other keys than its own sequence's, decoding.
 """
 
 from dataclasses import replace
@@ -15,6 +15,7 @@ from torch import Tensor
 from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities
 from klformer.attention.registry import register_attention
 from klformer.checks import check_choice, check_count
+from klformer.errors import ArgumentError
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import hide
 
@@ -28,7 +29,10 @@ class LocalAttention(AttentionMechanism):
         block_size: Tokens of a block; Long Range Arena has 50.
         layout: "blocks", non-overlapping, what Long Range Arena means. "sliding", the block and the ones on either side
             of it. "strided", what Long Range Arena's code does: its reshape makes "blocks" of every n-th token, where n
-            is the number of blocks. There the blocks depend on the length with padding, and there is no causal form.
+            is the number of blocks in `max_len`, to which that code pads.
+
+    Raises:
+        ArgumentError: a value is not allowed, or a strided layout has no max_len.
     """
 
     supports_cross = False
@@ -44,19 +48,19 @@ class LocalAttention(AttentionMechanism):
         super().__init__(sizes)
         check_count("block_size", block_size)
         check_choice("layout", layout, LAYOUTS)
+        if layout == "strided" and sizes.max_len is None:
+            raise ArgumentError("layout='strided' needs max_len: a block is every n-th token, n = max_len / block_size")
         self.block_size = block_size
         self.layout = layout
-        self.supports_causal = self.capabilities(layout=layout).causal
 
     @classmethod
     def capabilities(cls, **options: Any) -> Capabilities:
-        # The blocks of the strided layout would tell how long the sequence is.
-        return replace(super().capabilities(), causal=options.get("layout") != "strided")
+        return replace(super().capabilities(), needs_max_len=options.get("layout") == "strided")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:
         k, v = hide(k, key_mask), hide(v, key_mask)
         if self.layout == "strided":
-            return self._attend_strided(q, k, v, key_mask)
+            return self._attend_strided(q, k, v, key_mask, causal)
         reach = 1 if self.layout == "sliding" else 0
         before, after = reach, 0 if causal else reach
         size, length = self.block_size, q.shape[2]
@@ -69,15 +73,18 @@ class LocalAttention(AttentionMechanism):
             visible = visible & (key_positions <= query_positions)
         return join(attend_blocks(cut(q, size), keys, values, visible), length)
 
-    def _attend_strided(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Blocks of every n-th token: cut into `block_size` rows of n tokens, and take the columns."""
-        length = q.shape[2]
-        stride = max(1, -(-length // self.block_size))
+    def _attend_strided(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
+        """Blocks of every n-th token: cut into rows of n tokens, and take the columns."""
+        assert self.max_len is not None
+        stride = -(-self.max_len // self.block_size)
         # (B, b, H, n, D) -> (B, n, H, b, D): position a n + c is row a of block c.
         queries, keys, values = (cut(x, stride).transpose(1, 3) for x in (q, k, v))
         visible = cut_mask(key_mask, k, stride).transpose(1, 4)
+        if causal:
+            rows = keys.shape[3]
+            visible = visible & visible.new_ones(rows, rows).tril()
         out = attend_blocks(queries, keys, values, visible)
-        return join(out.transpose(1, 3), length)
+        return join(out.transpose(1, 3), q.shape[2])
 
 
 register_attention("local", LocalAttention, "softmax attention inside blocks")

@@ -56,6 +56,7 @@ class SoftmaxAttention(AttentionMechanism):
 
     @torch.no_grad()
     def read(self, state: KeyValueCache, q: Tensor) -> Tensor:
+        self._check_operands(q, state.k, state.v, state.key_mask, causal=False)
         return self.attend(q, state.k, state.v, key_mask=state.key_mask, causal=False)
 
 

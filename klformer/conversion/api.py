@@ -313,7 +313,7 @@ def _check_attention(spec: AttentionSpec, sites: list[Site]) -> None:
     can = attention_capabilities(spec.name, **{k: v for k, v in spec.options.items() if v != AUTO})
     if can.needs_max_len:
         raise ConversionError(
-            f"attention {spec.name!r} has parameters for each position: it can't stand in for softmax"
+            f"attention {spec.label()!r} is made for one longest sequence (max_len): it can't stand in for softmax"
         )
     if not can.causal and any(site.causal for site in sites):
         raise ConversionError(f"attention {spec.name!r} has no causal form, and the model is causal")

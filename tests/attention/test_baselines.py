@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from oracles import by_definition
-from support import BATCH, HEADS, VALUE_DIM, build, half_masked, operands, relative_error
+from support import BATCH, HEAD_DIM, HEADS, MAX_LEN, VALUE_DIM, build, half_masked, operands, relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import klformer
@@ -18,7 +18,7 @@ from klformer.ops.softmax_attention import merge, softmax_weights
 VARIANTS = [
     ("local", {"block_size": 3, "layout": "blocks"}),
     ("local", {"block_size": 3, "layout": "sliding"}),
-    ("local", {"block_size": 3, "layout": "strided"}),
+    ("local", {"block_size": MAX_LEN // 3, "layout": "strided"}),
     ("local", {"block_size": 100}),
     ("longformer", {"window": 2, "num_global": 0}),
     ("longformer", {"window": 8, "num_global": 5}),
@@ -77,8 +77,7 @@ def test_gradients_of_variants(name, options, causal):
     assert torch.autograd.gradcheck(attend, (*x, *mechanism.parameters()), atol=1e-6, fast_mode=True)
 
 
-# Strided blocks depend on the length with padding, as their documentation says.
-@both_directions([variant for variant in VARIANTS if variant[1].get("layout") != "strided"])
+@both_directions(VARIANTS)
 def test_padding_at_the_end_changes_nothing(name, options, causal):
     mechanism = build(name, **options)
     length, padding = 13, 17
@@ -142,11 +141,15 @@ def test_nothing_grows_faster_than_the_sequence(name, options, causal, monkeypat
 
 
 def test_a_strided_block_is_every_nth_token():
-    mechanism = build("local", block_size=4, layout="strided")
+    mechanism = klformer.build_attention(
+        "local", num_heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, max_len=12, block_size=4, layout="strided"
+    ).double()
     x = operands(queries=12, own_keys=True)
     x.v[:, :, 1] += 100
     moved = (mechanism(*x) > 5).any(-1).any(1)
     assert moved[0].nonzero().flatten().tolist() == [1, 4, 7, 10]
+    with pytest.raises(ValueError, match="layout='strided' needs max_len"):
+        klformer.build_attention("local", num_heads=1, head_dim=4, layout="strided")
 
 
 class TestBigBird:

@@ -39,6 +39,17 @@ def test_queries_that_do_not_fit_are_refused():
         mechanism.read(mechanism.initial_state(B), tokens(D + 1))
 
 
+@pytest.mark.parametrize("name", ["gmm-prf", "gmm-rks", "linear-elu", "softmax"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_state_is_read_by_as_many_sequences(name, batch):
+    mechanism = attention(name)
+    state = mechanism.absorb(mechanism.initial_state(B), tokens(D), tokens(E))
+    with pytest.raises(ValueError, match=r"batch|sequences"):
+        mechanism.read(state, tokens(D, batch=batch))
+    with pytest.raises(ValueError, match=r"batch|sequences"):
+        mechanism.step(*(tokens(size, batch=batch, length=1) for size in (D, D, E)), state)
+
+
 def test_states_of_other_numbers_of_sequences_are_not_merged():
     mechanism = attention("gmm-prf")
     with pytest.raises(ValueError, match="the same number of sequences"):

@@ -67,7 +67,7 @@ ARGUMENTS = {
     "loss": ({"loss": "outputs"}, "loss must be one of 'output', 'weights'"),
     "finetune": ({"finetune": "head"}, "finetune must be one of"),
     "labels": ({"label_weight": 1.0}, "label_weight must be 0 where batches have no 'labels'"),
-    "positions": ({"attention": "linformer"}, "'linformer' has parameters for each position"),
+    "positions": ({"attention": "linformer"}, "'linformer' is made for one longest"),
 }
 
 
