@@ -9,6 +9,8 @@ The names below are imported when they are first used: `import klformer` and `kl
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from klformer import autoload
+
 if TYPE_CHECKING:
     from klformer.attention import (
         AttentionMechanism,
@@ -134,3 +136,6 @@ if not TYPE_CHECKING:  # a type checker would take it for a promise of any name
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+autoload.register()

@@ -2,6 +2,8 @@
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 VOCABULARY, PADDING = 50, 0
 SIZES = {
@@ -87,3 +89,21 @@ def answer(model, inputs):
     with torch.no_grad():
         out = model(**inputs)
     return out.logits if "logits" in out else out.last_hidden_state
+
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4, VOCABULARY))]
+
+
+def make_folder(path, model):
+    model.save_pretrained(str(path))
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w4"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "[PAD]", "mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w4", **special).save_pretrained(str(path))
+    return path
+
+
+def texts(count=60):
+    numbers = torch.randint(4, VOCABULARY, (count, 12), generator=torch.Generator().manual_seed(0))
+    lengths = torch.randint(3, 13, (count,), generator=torch.Generator().manual_seed(1))
+    return [" ".join(f"w{i}" for i in row[:n].tolist()) for row, n in zip(numbers, lengths, strict=True)]

@@ -13,7 +13,7 @@ PACKAGE = Path(klformer.__file__).parent
 ROOT = Path(__file__).parents[1]
 #: Each room may import from those before it. First the library, then the laboratory.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "noise", "plugins"]
-LIBRARY = [*LEAVES, "ops", "kernels", "attention", "nn", "models", "distributed", "conversion", "testing"]
+LIBRARY = [*LEAVES, "ops", "kernels", "attention", "nn", "models", "distributed", "conversion", "testing", "autoload"]
 LAB = ["environment", "terminal", "plotting", "data", "tokens", "training", "tasks", "runs"]
 LAB += ["bench", "analysis", "report", "cli"]
 ORDER = [*LIBRARY, *(f"lab.{room}" for room in LAB)]
@@ -60,14 +60,14 @@ def test_nothing_installed_imports_what_is_not():
 
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 39_900,
+    "klformer": 40_110,
     "klformer/lab": 21_900,
     "klformer/ops": 6_590,
     "klformer/kernels": 1_260,
     "klformer/attention": 2_950,
     "klformer/nn": 230,
     "klformer/models": 1_540,
-    "klformer/conversion": 2_810,
+    "klformer/conversion": 3_020,
     "klformer/distributed": 800,
     "klformer/testing": 920,
     "klformer/lab/analysis": 2_100,

@@ -266,7 +266,9 @@ def convert(
         )
     if store is not None:
         store.forget()
-    return Conversion(student.model.eval(), certificate, {name: learned.records[name] for name in trained})
+    records = {name: learned.records[name] for name in trained}
+    student.finish(records)
+    return Conversion(student.model.eval(), certificate, records)
 
 
 def host_of(model: nn.Module) -> Host:

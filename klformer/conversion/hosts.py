@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from klformer.attention import AttentionMechanism, AttentionSizes
+from klformer.conversion.record import SiteRecord
 from klformer.errors import ArgumentError, UserError
 from klformer.ops import softmax_attention
 
@@ -137,6 +138,9 @@ class Host(ABC):
     @abstractmethod
     def remove(self, names: Collection[str]) -> None:
         """Put softmax back at some sites."""
+
+    def finish(self, records: Mapping[str, SiteRecord]) -> None:  # noqa: B027 (most models need nothing)
+        """Make the model one that can be saved by its own library, with these attentions."""
 
     def extend_positions(self, max_positions: int, extension: Extension) -> None:
         """Make the model read longer sequences.

@@ -12,7 +12,7 @@ from torch import nn
 from klformer.attention import MultiheadAttention
 from klformer.conversion.certify import Certificate
 from klformer.conversion.record import FORMAT, SiteRecord, read_records
-from klformer.errors import ArgumentError, FileError
+from klformer.errors import ArgumentError, FileError, check_extra
 from klformer.files import read_json, replacing, write_json
 
 CERTIFICATE, ATTENTIONS, WEIGHTS = "certificate.json", "klformer.json", "model.safetensors"
@@ -31,7 +31,7 @@ def save(
     if is_of_transformers(model):
         from klformer.conversion.hf import save_folder
 
-        save_folder(model, records, folder, tokenizer)
+        save_folder(model, folder, tokenizer)
     else:
         if tokenizer is not None:
             raise ArgumentError("tokenizer must be None for a model of klformer, which has none")
@@ -68,6 +68,7 @@ def load_converted(folder: str | Path, *, into: nn.Module | None = None) -> nn.M
     if not (folder / ATTENTIONS).exists():
         if into is not None:
             raise ArgumentError("into must be None for a model of transformers, which its folder describes")
+        check_extra("hf", f"the model in {folder}", ["transformers"])
         from klformer.conversion.hf import load_folder
 
         return load_folder(folder)

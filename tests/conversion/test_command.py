@@ -6,9 +6,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from conversion_support import CAUSAL, ENCODERS, VOCABULARY, answer, batch, batches
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, pipeline
+from conversion_support import CAUSAL, ENCODERS, VOCABULARY, WORDS, answer, batch, batches, make_folder, texts
+from transformers import pipeline
 
 import klformer
 from klformer.conversion import fit
@@ -16,23 +15,6 @@ from klformer.conversion.hf import footprint
 from klformer.conversion.texts import read_texts
 from klformer.errors import DataError, FileError
 from klformer.lab.cli.main import main
-
-WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4, VOCABULARY))]
-
-
-def make_folder(path, model):
-    model.save_pretrained(str(path))
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w4"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "[PAD]", "mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w4", **special).save_pretrained(str(path))
-    return path
-
-
-def texts(count=60):
-    numbers = torch.randint(4, VOCABULARY, (count, 12), generator=torch.Generator().manual_seed(0))
-    lengths = torch.randint(3, 13, (count,), generator=torch.Generator().manual_seed(1))
-    return [" ".join(f"w{i}" for i in row[:n].tolist()) for row, n in zip(numbers, lengths, strict=True)]
 
 
 @pytest.fixture
@@ -57,9 +39,7 @@ def test_convert(folder, home, capsys):
     assert f"{certificate['linear']['accuracy']:.4f}" in page
     assert not (home / "linear/fit.safetensors").exists()
     # The folder is one of transformers: with its tokenizer it does what the model does.
-    model = klformer.load_converted("linear")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained("linear")
-    answers = pipeline("fill-mask", model=model, tokenizer=tokenizer)("w5 [MASK] w7", top_k=1)
+    answers = pipeline("fill-mask", model="linear")("w5 [MASK] w7", top_k=1)
     assert answers[0]["token_str"] in WORDS
     with pytest.raises(SystemExit):
         main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS])

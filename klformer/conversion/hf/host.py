@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from klformer.attention import AttentionMechanism
+from klformer.conversion.hf.classes import convert_class, switch_off_dropout
 from klformer.conversion.hf.interface import NAME, RECEIVER, InterfaceCall
 from klformer.conversion.hf.positions import extend_positions
 from klformer.conversion.hosts import Answer, Batch, ConversionError, Extension, Host, Site, Watcher
-
-#: Where configs, and where attention layers keep the dropout of attention's weights.
-CONFIG_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-LAYER_DROPOUTS = ("dropout", "dropout_prob", "attention_dropout", "attn_dropout")
+from klformer.conversion.record import SiteRecord
 
 
 class TransformersHost(Host):
@@ -96,6 +94,9 @@ class TransformersHost(Host):
         for name in names:
             delattr(self.model.get_submodule(name), NAME)
 
+    def finish(self, records: Mapping[str, SiteRecord]) -> None:
+        convert_class(self.model, records)
+
     def extend_positions(self, max_positions: int, extension: Extension) -> None:
         extend_positions(self.model, max_positions, extension)
 
@@ -117,18 +118,3 @@ class TransformersHost(Host):
             for module in modules:
                 module.__dict__.pop(RECEIVER, None)
             self.model.set_attn_implementation(before)
-
-
-def switch_off_dropout(model: PreTrainedModel) -> None:
-    """Without dropout of attention's weights in converted layers: a kernel has none to drop."""
-    for key in CONFIG_DROPOUTS:
-        if getattr(model.config, key, 0.0):
-            setattr(model.config, key, 0.0)
-    for layer in model.modules():
-        if isinstance(getattr(layer, NAME, None), AttentionMechanism):
-            for name in LAYER_DROPOUTS:
-                match getattr(layer, name, None):
-                    case nn.Dropout() as dropout:
-                        dropout.p = 0.0
-                    case float():
-                        setattr(layer, name, 0.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from klformer.conversion.batches import HELD_OUT_SHARE, MAX_HELD_OUT
+from klformer.conversion.hf.saving import encoder_folder
 from klformer.conversion.hosts import Batch, ConversionError
 from klformer.errors import DataError, FileError
 from klformer.files import read_json
@@ -30,6 +31,7 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
     Raises:
         FileError: it does not hold both.
     """
+    folder = encoder_folder(folder)
     config = read_json(folder / "config.json")
     if "klformer" in config:
         raise ConversionError(f"{folder} holds a converted model: give the softmax model that it was made of")

@@ -1,23 +1,21 @@
 """Converted models of transformers as folders: transformers' own files, with a section `klformer` in the config."""
 
-from collections.abc import Mapping
+import json
+import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from klformer.conversion.hf.host import switch_off_dropout
-from klformer.conversion.hf.interface import NAME
-from klformer.conversion.record import FORMAT, SiteRecord, read_records
+from klformer.conversion.hf.classes import converted, read_config
 from klformer.errors import FileError
-from klformer.files import read_json, replacing, writing
+from klformer.files import read_json, write_text, writing
 
-WEIGHTS = "model.safetensors"
+#: Where sentence-transformers lists the modules of a model, and what else it keeps beside the encoder.
+MODULES, SETTINGS = "modules.json", ("sentence_*_config.json", "config_sentence_transformers.json")
 
 
 class Tokenizer(Protocol):
@@ -26,26 +24,51 @@ class Tokenizer(Protocol):
     def save_pretrained(self, folder: str) -> Any: ...
 
 
-def save_folder(model: nn.Module, records: Mapping[str, SiteRecord], folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Write a model as a folder of transformers."""
+def save_folder(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
+    """Write a model as a folder of transformers; pooling and the like of sentence-transformers come with it."""
     assert isinstance(model, PreTrainedModel)
-    model.config.klformer = {
-        "format": FORMAT,
-        "attentions": {name: record.model_dump(mode="json") for name, record in records.items()},
-        # That a model was built without (add_pooling_layer=False) is not in transformers' part of the config.
-        "pooler": getattr(model.base_model, "pooler", None) is not None,
-    }
-    model.config.architectures = [type(model).__name__]
-    model.config.dtype = model.dtype
-    # The names of the weights are those of the model, not those that transformers has written since its beginnings.
-    with replacing(folder / WEIGHTS) as temporary:
-        save_model(model, str(temporary), metadata={"format": "pt"})
     with writing(folder):
-        model.config.save_pretrained(str(folder))
-        if model.can_generate() and model.generation_config is not None:
-            model.generation_config.save_pretrained(str(folder))
+        model.save_pretrained(str(folder))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
+    if (made_of := Path(model.name_or_path or "")).is_dir():
+        _copy_modules(made_of, folder)
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Return where a folder has its encoder: in itself, or where sentence-transformers has the first module."""
+    modules = _modules(folder)
+    return folder / modules[0]["path"] if modules and not (folder / "config.json").exists() else folder
+
+
+def _modules(folder: Path) -> list[dict[str, str]]:
+    """The modules that sentence-transformers lists; none if the folder is not one of its."""
+    file = folder / MODULES
+    if not file.exists():
+        return []
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+        if any(each["path"] != Path(each["path"] or "_").name and each["path"] for each in modules):
+            raise ValueError("its paths must be names of folders beside it")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"can't read {file}: {error}") from error
+    return list(modules)
+
+
+def _copy_modules(source: Path, folder: Path) -> None:
+    """Copy the modules after the encoder, if the encoder at `source` is one of sentence-transformers."""
+    root = source if (source / MODULES).exists() else source.parent
+    if not (modules := _modules(root)) or root / modules[0]["path"] != source or folder.resolve() == root.resolve():
+        return
+    with writing(folder):
+        for place, pattern in ((place, pattern) for place in {root, source} for pattern in SETTINGS):
+            for file in place.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+        for module in modules[1:]:
+            if (root / module["path"]).is_dir() and module["path"]:
+                shutil.copytree(root / module["path"], folder / module["path"], dirs_exist_ok=True)
+    modules[0] = modules[0] | {"path": ""}
+    write_text(folder / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
 def load_folder(folder: Path) -> PreTrainedModel:
@@ -55,27 +78,14 @@ def load_folder(folder: Path) -> PreTrainedModel:
         FileError: the folder does not hold a converted model, or not all of it.
     """
     content = read_json(folder / "config.json")
-    records = read_records(folder / "config.json", content.get(NAME))
-    config = transformers.AutoConfig.from_pretrained(str(folder))
+    config = read_config(content, name_or_path=str(folder))
     kind = getattr(transformers, (content.get("architectures") or [""])[0], None)
     if kind is None:
         raise FileError(f"{folder / 'config.json'}: architectures must name a class of transformers")
-    model: PreTrainedModel = kind(config)
-    if isinstance(dtype := getattr(config, "dtype", None), torch.dtype):
-        model.to(dtype=dtype)  # type: ignore[call-arg]
-    if content[NAME].get("pooler") is False and getattr(model.base_model, "pooler", None) is not None:
-        setattr(model.base_model, "pooler", None)  # noqa: B010 (modules are not typed as optional)
-    for name, record in records.items():
-        model.get_submodule(name).add_module(NAME, record.build())
-    switch_off_dropout(model)
-    model.set_attn_implementation(NAME)
-    _load_weights(model, folder / WEIGHTS)
-    model.train(False)
-    return model
-
-
-def _load_weights(model: PreTrainedModel, file: Path) -> None:
     try:
-        load_model(model, file)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise FileError(f"{file} does not hold the weights of the model in its config: {error}") from error
+        model, found = converted(kind).from_pretrained(str(folder), config=config, output_loading_info=True)
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        raise FileError(f"{folder} does not hold the weights of the model in its config: {error}") from error
+    if wrong := [name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in found[kind]]:
+        raise FileError(f"{folder} does not hold the weights of the model in its config: {wrong[0]}")
+    return model
