@@ -60,7 +60,7 @@ def test_nothing_installed_imports_what_is_not():
 
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_110,
+    "klformer": 40_180,
     "klformer/lab": 21_900,
     "klformer/ops": 6_590,
     "klformer/kernels": 1_260,
