@@ -76,10 +76,10 @@ BUDGETS = {
     "klformer/lab/data": 690,
     "klformer/lab/report": 3_260,
     "klformer/lab/runs": 2_730,
-    "klformer/lab/tasks": 4_790,
+    "klformer/lab/tasks": 4_770,
     "klformer/lab/tokens": 460,
     "klformer/lab/training": 3_130,
-    "research": 3_900,
+    "research": 3_960,
     "benchmarks": 600,
     "docs": 480,
 }

@@ -14,7 +14,8 @@
     fields        the data as it is
 
     gains, glue and glue-orders, on pretraining, are in glue_tables.py; what commands print is in measurements.py and
-    trial_tables.py, what benchmarks print in efficiency_tables.py, what attacks found in robustness_tables.py
+    trial_tables.py, what benchmarks print in efficiency_tables.py, what attacks found in robustness_tables.py, runs
+    beside the paper's in paper_table.py
 
 A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
 at least three pairs. Nothing else is called better.
@@ -40,6 +41,7 @@ from research.evidence.columns import correlations, differences, means
 from research.evidence.efficiency_tables import EFFICIENCY
 from research.evidence.glue_tables import gains, glue, glue_orders
 from research.evidence.measurements import MEASUREMENTS
+from research.evidence.paper_table import BESIDE_THE_PAPER
 from research.evidence.robustness_tables import ROBUSTNESS
 from research.evidence.trial_tables import TRIALS
 
@@ -170,6 +172,7 @@ KINDS: Mapping[str, Callable[..., str]] = {
     **EFFICIENCY,
     **TRIALS,
     **ROBUSTNESS,
+    **BESIDE_THE_PAPER,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {

@@ -41,7 +41,8 @@ class Settings(Sections):
     task: str = DEFAULT_TASK
     """Task; `klformer list` names them."""
     preset: str = "laptop"
-    """paper: the paper's tables. laptop: the same tasks for two cores and some minutes."""
+    """paper: the paper's tables. laptop: the same tasks for two cores and some minutes. workstation: the tasks of Long
+    Range Arena at their own lengths, for half an hour of one core."""
     out: Path = DEFAULT_OUT
     """Folder for runs."""
     quiet: bool = False

@@ -16,14 +16,7 @@ from klformer.lab.tasks.cifar_pickle import read_python_batch
 from klformer.lab.tasks.config import Split
 from klformer.lab.tasks.files import entries, exists, is_folder, reading
 from klformer.lab.tasks.hub import load_from_hub, nothing_usable
-from klformer.lab.tasks.presets import (
-    ANY,
-    LRA_OPTIMISER,
-    PAPER_OPTIMISER,
-    SMALL_TRAINING,
-    Preset,
-    paper_attention,
-)
+from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.unlabelled import chunks_of_images
 
 _HUB_NAME = "uoft-cs/cifar10"
@@ -192,8 +185,8 @@ class ImageHub(ImageSource):
         return np.stack(pixels), np.asarray(rows["label"], np.int64)
 
 
-PRESETS: Mapping[str, Preset] = {
-    "paper": {
+PRESETS = lra_presets(
+    paper={
         "model": {
             "num_layers": 1, "num_heads": 8, "model_dim": 128, "head_dim": 8, "ffn_dim": 128, "head_hidden_dim": 128,
             "dropout": 0.3, "positions": "learned",
@@ -205,26 +198,28 @@ PRESETS: Mapping[str, Preset] = {
             gmm_rks=128, fastfood_rks=8, generative_rks=128, gmm_prf=128, fastfood_prf=8, generative_prf=8,
         ),
     },
-    "laptop": {
+    laptop={
         # Small, and with positions that need not be learned: pixels are many, and width matters less than steps. Grey
         # values are amounts and start so, and the convolution reaches one row up and one down: with both all attentions
         # learn much sooner (docs/results.md).
         "data": {"train_limit": 10_000, "validation_limit": 500, "test_limit": 2_000},
         "model": {
-            "num_layers": 1, "num_heads": 4, "model_dim": 32, "head_dim": 8, "ffn_dim": 128, "head_hidden_dim": 128,
-            "dropout": 0.0, "positions": "sinusoidal", "convolution_width": 65, "token_start": "ordered",
-            "pooling": "mean",
+            "model_dim": 32, "head_dim": 8, "positions": "sinusoidal", "convolution_width": 65,
+            "token_start": "ordered",
         },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 6e-3, "weight_decay": 0.0},
-        "schedule": {"kind": "cosine", "warmup_steps": 50},
-        "training": {
-            **SMALL_TRAINING, "batch_size": 16, "max_steps": 300, "evaluate_every": 150, "checkpoint_every": 150,
-            "evaluation_draws": 4,
-        },
+        "optimiser": {"weight_decay": 0.0},
+        "schedule": {"warmup_steps": 50},
+        "training": {"batch_size": 16, "max_steps": 300, "evaluate_every": 150, "checkpoint_every": 150},
         # Four for each dimension of a head, as in the other tasks.
         "attention": {ANY: {"num_frequencies": 32}},
     },
-}  # fmt: skip
+    workstation={
+        "model": {"model_dim": 64, "head_dim": 16},
+        "optimiser": {"learning_rate": 4e-3},
+        "training": {"batch_size": 32, "max_steps": 4_000, "evaluate_every": 400},
+        "attention": LAPTOP_ATTENTION,
+    },
+)  # fmt: skip
 
 
 class Image(Task):

@@ -20,14 +20,7 @@ from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
 from klformer.lab.tasks.expressions import OPERATORS, TOKENS, ExpressionGenerator
 from klformer.lab.tasks.files import GeneratedFolder, first_existing, parse_label, read_lines
-from klformer.lab.tasks.presets import (
-    LAPTOP_ATTENTION,
-    LRA_OPTIMISER,
-    PAPER_OPTIMISER,
-    SMALL_TRAINING,
-    Preset,
-    paper_attention,
-)
+from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.progress import progress
 from klformer.lab.tasks.tables import Place
 from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
@@ -42,8 +35,8 @@ for _token, _id in TOKEN_IDS.items():
     _ID_OF_BYTE[_SHORT.get(_token.encode(), _token.encode())[0]] = _id
 
 
-PRESETS: Mapping[str, Preset] = {
-    "paper": {
+PRESETS = lra_presets(
+    paper={
         "model": {
             "num_layers": 6, "num_heads": 8, "model_dim": 512, "head_dim": 64, "ffn_dim": 2048, "head_hidden_dim": 2048,
             "dropout": 0.1, "positions": "sinusoidal",
@@ -55,23 +48,16 @@ PRESETS: Mapping[str, Preset] = {
             gmm_rks=256, fastfood_rks=64, generative_rks=256, gmm_prf=256, fastfood_prf=64, generative_prf=128,
         ),
     },
-    "laptop": {
+    laptop={
         # The mean of all positions and a convolution over neighbours, as for Text: with CLS a larger learning rate does
         # not help (docs/results.md).
         "data": {"num_examples": 20_000, "max_len": 200, "validation_limit": 1_000},
-        "model": {
-            "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
-            "dropout": 0.0, "positions": "sinusoidal", "pooling": "mean", "convolution_width": 5,
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 2e-3, "weight_decay": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 100},
-        "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 1000, "evaluate_every": 500, "checkpoint_every": 250,
-            "evaluation_draws": 4,
-        },
-        "attention": LAPTOP_ATTENTION,
+        "model": {"num_layers": 2, "positions": "sinusoidal"},
+        "optimiser": {"learning_rate": 2e-3},
+        "training": {"batch_size": 32, "max_steps": 1000, "evaluate_every": 500, "checkpoint_every": 250},
     },
-}  # fmt: skip
+    workstation={"training": {"batch_size": 16, "max_steps": 4_000, "evaluate_every": 400}},
+)  # fmt: skip
 
 
 class ListOps(Task):

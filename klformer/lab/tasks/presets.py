@@ -3,7 +3,8 @@
 A preset is a mapping of sections: data, model, optimiser, schedule and training, each with what it sets, and attention:
 options by the attention's name. Options under ANY are for all attentions that have them. `paper` is the paper's tables
 "Hyperparameters for LRA tasks" and "Number of random samples M", and its appendix on the sparsity task; `laptop` keeps
-the task and the shape of the model and makes everything smaller, for two cores and some minutes.
+the task and the shape of the model and makes everything smaller, for two cores and some minutes; `workstation` has Long
+Range Arena's own lengths and all of its examples, for half an hour of one core (docs/lengths.md).
 """
 
 from collections.abc import Mapping
@@ -53,6 +54,31 @@ LAPTOP_OWN_DATA: Preset = {
     },
     "attention": LAPTOP_ATTENTION,
 }  # fmt: skip
+
+
+#: What the laptop presets of Long Range Arena's tasks share.
+_LAPTOP_LRA: Preset = {
+    "model": {
+        "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
+        "dropout": 0.0, "convolution_width": 5, "pooling": "mean",
+    },
+    "optimiser": {**LRA_OPTIMISER, "learning_rate": 6e-3, "weight_decay": 0.01},
+    "schedule": {"kind": "cosine", "warmup_steps": 100},
+    "training": {**SMALL_TRAINING, "evaluation_draws": 4},
+    "attention": LAPTOP_ATTENTION,
+}  # fmt: skip
+
+
+def lra_presets(*, paper: Preset, laptop: Preset, workstation: Preset) -> Mapping[str, Preset]:
+    """The presets of a task of Long Range Arena: `paper` as it stands, and what differs from _LAPTOP_LRA in `laptop`,
+    and from `laptop` with all of the data in `workstation`."""
+    small = _replaced(_LAPTOP_LRA, laptop)
+    whole = _replaced({**small, "data": {}, "training": {**small["training"], "evaluation_draws": 2}}, workstation)
+    return {"paper": paper, "laptop": small, "workstation": whole}
+
+
+def _replaced(preset: Preset, sections: Preset) -> Preset:
+    return {name: {**preset.get(name, {}), **sections.get(name, {})} for name in {**preset, **sections}}
 
 
 def paper_attention(

@@ -16,14 +16,7 @@ from klformer.lab.data.sequences import ByteRows, Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import Split
 from klformer.lab.tasks.files import first_existing, parse_label, read_lines
-from klformer.lab.tasks.presets import (
-    LAPTOP_ATTENTION,
-    LRA_OPTIMISER,
-    PAPER_OPTIMISER,
-    SMALL_TRAINING,
-    Preset,
-    paper_attention,
-)
+from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
 FILES: dict[Split, str] = {
@@ -36,8 +29,8 @@ _FOLDERS = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_dat
 _NUM_FIELDS = 5
 
 
-PRESETS: Mapping[str, Preset] = {
-    "paper": {
+PRESETS = lra_presets(
+    paper={
         # The classifier has 512 and 256 hidden units.
         "model": {
             "num_layers": 4, "num_heads": 4, "model_dim": 128, "head_dim": 32, "ffn_dim": 512, "head_hidden_dim": 512,
@@ -50,25 +43,20 @@ PRESETS: Mapping[str, Preset] = {
             gmm_rks=64, fastfood_rks=32, generative_rks=128, gmm_prf=128, fastfood_prf=32, generative_prf=64,
         ),
     },
-    "laptop": {
+    laptop={
         # One layer, a convolution over neighbours and the mean of all positions, as for Text; the difference of the
         # papers, without which nothing is learned (docs/decisions.md); and large batches, with which it is learned
         # sooner.
         "data": {"max_len": 256, "train_limit": 16_000, "validation_limit": 1_000, "test_limit": 2_000},
-        "model": {
-            "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
-            "pair_features": "difference", "dropout": 0.0, "positions": "learned", "convolution_width": 5,
-            "pooling": "mean",
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 6e-3, "weight_decay": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 20},
-        "training": {
-            **SMALL_TRAINING, "batch_size": 64, "max_steps": 200, "evaluate_every": 100, "checkpoint_every": 100,
-            "evaluation_draws": 4,
-        },
-        "attention": LAPTOP_ATTENTION,
+        "model": {"pair_features": "difference", "positions": "learned"},
+        "schedule": {"warmup_steps": 20},
+        "training": {"batch_size": 64, "max_steps": 200, "evaluate_every": 100, "checkpoint_every": 100},
     },
-}  # fmt: skip
+    workstation={
+        "optimiser": {"learning_rate": 4e-3},
+        "training": {"batch_size": 16, "max_steps": 1_200, "evaluate_every": 120},
+    },
+)  # fmt: skip
 
 
 class Retrieval(Task):

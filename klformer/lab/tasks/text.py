@@ -16,14 +16,7 @@ from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, exists, first_existing, is_folder, reading
 from klformer.lab.tasks.hub import load_from_hub, nothing_usable
-from klformer.lab.tasks.presets import (
-    LAPTOP_ATTENTION,
-    LRA_OPTIMISER,
-    PAPER_OPTIMISER,
-    SMALL_TRAINING,
-    Preset,
-    paper_attention,
-)
+from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, read_table
 from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
@@ -145,8 +138,8 @@ class ReviewHub(TextSource):
         return Examples(texts.plus_one(), np.asarray(rows["label"], np.int64))
 
 
-PRESETS: Mapping[str, Preset] = {
-    "paper": {
+PRESETS = lra_presets(
+    paper={
         "model": {
             "num_layers": 4, "num_heads": 4, "model_dim": 256, "head_dim": 64, "ffn_dim": 1024, "head_hidden_dim": 1024,
             "dropout": 0.1, "positions": "sinusoidal",
@@ -162,24 +155,19 @@ PRESETS: Mapping[str, Preset] = {
             ),
         },
     },
-    "laptop": {
+    laptop={
         # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it.
         # The mean of all positions: with CLS alone softmax does not learn in this time. The convolution tells a byte
         # its neighbours: without it no attention is above what the counts of bytes give (docs/results.md).
         "data": {"max_len": 512, "validation_limit": 1_000, "test_limit": 2_000},
-        "model": {
-            "num_layers": 1, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
-            "dropout": 0.0, "positions": "learned", "convolution_width": 5, "pooling": "mean",
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 6e-3, "weight_decay": 0.01},
-        "schedule": {"kind": "cosine", "warmup_steps": 100},
-        "training": {
-            **SMALL_TRAINING, "batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250,
-            "evaluation_draws": 4,
-        },
-        "attention": LAPTOP_ATTENTION,
+        "model": {"positions": "learned"},
+        "training": {"batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250},
     },
-}  # fmt: skip
+    workstation={
+        "optimiser": {"learning_rate": 4e-3},
+        "training": {"batch_size": 16, "max_steps": 4_000, "evaluate_every": 400},
+    },
+)  # fmt: skip
 
 
 class Text(Task):

@@ -69,7 +69,7 @@ def test_where_applies_options_to_the_tasks_that_have_them(home, capsys):
     ("options", "message"),
     [
         (["--task", "lisp"], "unknown task 'lisp'; did you mean 'listops'? Known: listops"),
-        (["--preset", "phone"], "preset must be one of paper, laptop, got 'phone'"),
+        (["--preset", "phone"], "preset must be one of paper, laptop, workstation, got 'phone'"),
         (["--data.max-len", "0"], "max_len"),
     ],
 )

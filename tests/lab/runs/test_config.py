@@ -83,7 +83,7 @@ def test_a_run_keeps_the_defaults_it_was_made_with(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     path.write_text(made.to_json())
     changed = klformer.attention_options("fastfood-prf") | {"lengthscale": 3.0}
-    for module in ("attention.spec", "runs.presets"):
+    for module in ("attention.spec", "lab.runs.presets"):
         monkeypatch.setattr(f"klformer.{module}.attention_options", lambda name: changed)
     assert preset("laptop", "text", AttentionSpec(name="fastfood-prf")).attention.options["lengthscale"] == 3.0
     assert ExperimentConfig.from_file(path).attention.options["lengthscale"] == "auto"
@@ -150,7 +150,7 @@ def test_configurations_are_frozen():
     config = preset("laptop", "text", AttentionSpec(name="gmm-rks"))
     with pytest.raises(ValidationError):
         config.seed = 3
-    with pytest.raises(ValueError, match="preset must be one of paper, laptop, got 'desk'"):
+    with pytest.raises(ValueError, match="preset must be one of paper, laptop, workstation, got 'desk'"):
         preset("desk", "text", AttentionSpec(name="gmm-rks"))
     with pytest.raises(ValueError, match="unknown task 'words'"):
         preset("paper", "words", AttentionSpec(name="gmm-rks"))

@@ -39,12 +39,16 @@ ATTENTIONS = {
 CHECKSUMS = {
     ("listops", "paper"): "15567c1be36ab0d8",
     ("listops", "laptop"): "aa7f02fe1e49c97a",
+    ("listops", "workstation"): "2fa82dd597418d5b",
     ("text", "paper"): "c389de27916f0de0",
     ("text", "laptop"): "b38dbdf5dae3c4fd",
+    ("text", "workstation"): "1d42221b00fee091",
     ("retrieval", "paper"): "77e3295fc776c45e",
     ("retrieval", "laptop"): "b14373d7643c7c33",
+    ("retrieval", "workstation"): "5afd742439dc77ca",
     ("image", "paper"): "0c25373f956d5f6e",
     ("image", "laptop"): "98cc5e42d5d2ebde",
+    ("image", "workstation"): "4c04f57b94727e2e",
     ("sparsity", "paper"): "2448a1b00e397a1d",
     ("sparsity", "laptop"): "af55c21e76056ff5",
 }
@@ -158,3 +162,16 @@ def test_a_task_names_its_own_presets(own_tasks):
     }
     assert options["gmm-prf"] | {"backend": "auto"} == klformer.attention_options("gmm-prf") | {"num_frequencies": 6}
     assert options["softmax"] == klformer.attention_options("softmax")
+
+
+@pytest.mark.parametrize(
+    ("task", "length"), [("listops", 2_000), ("text", 4_000), ("retrieval", 4_000), ("image", 1_024)]
+)
+def test_a_workstation_has_the_whole_benchmark(task, length):
+    """Its own lengths and all examples; every batch is as long as its own longest sequence."""
+    config, laptop = (preset(name, task, AttentionSpec(name="gmm-prf")) for name in ("workstation", "laptop"))
+    assert config.data == TASKS[task].data_config()
+    assert config.make_task().max_len == length
+    assert not config.training.pad_to_longest
+    assert config.attention.options["num_frequencies"] == 4 * config.model.head_dim
+    assert config.training.max_steps > laptop.training.max_steps

@@ -1,0 +1,54 @@
+"""Tables of the docs that put runs of Long Range Arena beside the paper's numbers.
+
+paper           a task: the paper's accuracy and ours, their difference, and what a run took
+paper-averages  the tasks of the paper's last column, which is their average
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+import torch
+
+from klformer.attention import AttentionSpec
+from klformer.lab.analysis.cells import Row, markdown, mean_and_error, values_by_attention
+from klformer.lab.report.paper_numbers import LRA, LRA_TASKS
+from klformer.lab.runs.build import build_model
+from klformer.lab.runs.presets import preset
+
+_PAPER = {row.attention: row for row in LRA}
+
+
+def beside_the_paper(rows: Sequence[Row]) -> str:
+    """Return a row for each attention, best first: means over seeds, minutes of a processor, tokens in millions."""
+    task, _, name = rows[0]["setting"].partition(":")[0].partition("-")
+    lines = []
+    for attention, values in sorted(values_by_attention(rows).items(), key=lambda found: -fmean(found[1].values())):
+        runs = [row for row in rows if row["attention"] == attention]
+        config = preset(name, task, AttentionSpec.parse(attention))
+        with torch.device("meta"):
+            parameters = sum(weight.numel() for weight in build_model(config, config.make_task()).parameters())
+        paper = _PAPER[attention].accuracy(task) if attention in _PAPER else None
+        compared = ["", ""] if paper is None else [f"{paper:.2f}", f"{fmean(values.values()) - paper:+.2f}"]
+        minutes = fmean(row["train_processor_seconds"] for row in runs) / 60
+        tokens = fmean(row["train_tokens"] for row in runs) / 1e6
+        here = [mean_and_error(list(values.values())), str(len(values))]
+        lines.append([f"`{attention}`", compared[0], *here, compared[1], f"{minutes:.1f}", f"{tokens:.0f}"])
+        lines[-1].append(f"{parameters:,}")
+    return markdown(["attention", "paper", "here", "seeds", "here - paper", "minutes", "M tokens", "parameters"], lines)
+
+
+def averages(rows: Sequence[Row]) -> str:
+    """Return the paper's average over three tasks beside ours, for the attentions that have runs of all three."""
+    of_task: dict[str, dict[str, list[float]]] = {task: {} for task in LRA_TASKS}
+    for row in rows:
+        of_task.setdefault(row["setting"].partition("-")[0], {}).setdefault(row["attention"], []).append(row["value"])
+    names = [name for name in _PAPER if name and all(name in of_task[task] for task in LRA_TASKS)]
+    here = {name: [fmean(of_task[task][name]) for task in LRA_TASKS] for name in names}
+    lines = [
+        [f"`{name}`", *(f"{value:.2f}" for value in (*here[name], fmean(here[name]), _PAPER[name].row_average()))]
+        for name in sorted(names, key=lambda name: -fmean(here[name]))
+    ]
+    return markdown(["attention", *LRA_TASKS, "average", "the paper's"], lines)
+
+
+BESIDE_THE_PAPER: Mapping[str, Callable[..., str]] = {"paper": beside_the_paper, "paper-averages": averages}
