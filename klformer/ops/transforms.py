@@ -13,13 +13,11 @@ from torch.autograd import forward_ad
 
 def is_transformed(*tensors: Tensor | None) -> bool:
     """Return whether forward-mode derivatives of these tensors are taken, or a transform of torch.func is at work."""
-    if torch.compiler.is_compiling():
-        return False
     if torch._C._are_functorch_transforms_active():
         return True
-    # Outside of a level of forward-mode derivatives nothing is a dual number.
-    if forward_ad._current_level < 0:
-        return False
+    # Outside of a level of forward-mode derivatives nothing is a dual number; inside, what is traced may be one.
+    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
+        return forward_ad._current_level >= 0
     return any(x is not None and _tangent(x) is not None for x in tensors)
 
 
