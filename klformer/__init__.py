@@ -3,10 +3,12 @@
 The library needs torch, safetensors and pydantic. `klformer.lab`, with tasks, training, reports and the command line,
 needs the extra `lab`.
 
-The names below are imported when they are first used: `import klformer` and `klformer --version` need no torch.
+The names below, and its modules, are imported when they are first used: `import klformer` and `klformer --version` need
+no torch.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from klformer import autoload
@@ -81,54 +83,31 @@ __all__ = [
     "without_noise",
 ]
 
-#: The module that each name comes from.
-_HOMES = {
-    "AttentionMechanism": "klformer.attention",
-    "AttentionSizes": "klformer.attention",
-    "AttentionSpec": "klformer.attention",
-    "Backend": "klformer.ops.spectral_product",
-    "Conversion": "klformer.conversion",
-    "EncoderConfig": "klformer.models",
-    "KernelState": "klformer.ops.spectral_product",
-    "MultiheadAttention": "klformer.attention",
-    "Objective": "klformer.lab.training.objective",
-    "SpectralDistribution": "klformer.kernels",
-    "Task": "klformer.lab.tasks",
-    "TransformerDecoder": "klformer.models",
-    "TransformerEncoder": "klformer.models",
-    "absorb": "klformer.ops.spectral_product",
-    "attention_capabilities": "klformer.attention",
-    "attention_names": "klformer.attention",
-    "attention_options": "klformer.attention",
-    "build_attention": "klformer.attention",
-    "causal": "klformer.ops.spectral_product",
-    "convert": "klformer.conversion",
-    "load_converted": "klformer.conversion",
-    "merge_results": "klformer.ops.near",
-    "near_attention": "klformer.ops.near",
-    "read": "klformer.ops.spectral_product",
-    "record_backends": "klformer.ops.spectral_product",
-    "register_attention": "klformer.attention",
-    "register_backend": "klformer.ops.spectral_product",
-    "register_spectrum": "klformer.attention",
-    "register_task": "klformer.lab.tasks",
-    "resample": "klformer.noise",
-    "spectral_product": "klformer.ops.spectral_product",
-    "use_backend": "klformer.ops.spectral_product",
-    "without_noise": "klformer.noise",
+#: The names that each module has.
+_NAMES = {
+    "attention": "AttentionMechanism AttentionSizes AttentionSpec MultiheadAttention attention_capabilities "
+    "attention_names attention_options build_attention register_attention register_spectrum",
+    "conversion": "Conversion convert load_converted",
+    "kernels": "SpectralDistribution",
+    "lab.tasks": "Task register_task",
+    "lab.training.objective": "Objective",
+    "models": "EncoderConfig TransformerDecoder TransformerEncoder",
+    "noise": "resample without_noise",
+    "ops.near": "merge_results near_attention",
+    "ops.spectral_product": "Backend KernelState absorb causal read record_backends register_backend "
+    "spectral_product use_backend",
 }
-
-#: Packages that are there after `import klformer`, as the docs write them.
-_PACKAGES = ("attention", "conversion", "distributed", "kernels", "lab", "models", "nn", "ops")
+_HOMES = {name: f"klformer.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # a type checker would take it for a promise of any name
 
     def __getattr__(name: str) -> object:
-        if name in _PACKAGES:
-            return import_module(f"klformer.{name}")
-        if name not in _HOMES:
+        if name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+        elif not name.startswith("_") and find_spec(f"klformer.{name}") is not None:
+            value = import_module(f"klformer.{name}")
+        else:
             raise AttributeError(f"module 'klformer' has no attribute {name!r}")
-        value = getattr(import_module(_HOMES[name]), name)
         # The next time, it is found without this function.
         globals()[name] = value
         return value

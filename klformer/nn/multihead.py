@@ -4,7 +4,7 @@ for "softmax".
 Masks are torch's here, and nowhere else in klformer: True = drop.
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class MultiheadAttention(nn.Module):
     Args:
         embed_dim: Size of a token.
         num_heads: Heads.
-        dropout: Of attention weights, which a linear attention never has: must be 0.
+        dropout: Of attention weights, which a linear attention never has: must be 0. `from_torch` leaves it out.
         bias: Whether the projections have a bias.
         add_bias_kv: Must be False.
         add_zero_attn: Must be False.
@@ -49,6 +49,9 @@ class MultiheadAttention(nn.Module):
         >>> out.shape, weights
         (torch.Size([2, 100, 32]), None)
     """
+
+    #: Torch's encoder layers would otherwise compute softmax from the weights by themselves, in evaluation mode.
+    _qkv_same_embed_dim = False
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class MultiheadAttention(nn.Module):
     def from_torch(
         module: nn.MultiheadAttention, *, attention: str | AttentionSpec = "gmm-rks", max_len: int | None = None
     ) -> "MultiheadAttention":
-        """The same projections, copied, around another attention.
+        """The same projections, copied, around another attention; without dropout of weights, which are never made.
 
         Args:
             module: Torch's; it is left as it is.
@@ -112,7 +115,6 @@ class MultiheadAttention(nn.Module):
         made = MultiheadAttention(
             module.embed_dim,
             module.num_heads,
-            dropout=module.dropout,
             bias=module.in_proj_bias is not None,
             add_bias_kv=module.bias_k is not None,
             add_zero_attn=module.add_zero_attn,
@@ -160,12 +162,14 @@ class MultiheadAttention(nn.Module):
             ArgumentError: something is asked for that a linear attention does not have.
         """
         if need_weights:
-            _refuse("need_weights=True asks for all weights, which are never made; give need_weights=False")
+            raise ArgumentError("need_weights=True asks for all weights, which are never made; give need_weights=False")
         if key is not query and not self.mechanism.supports_cross:
-            _refuse(f"{type(self.mechanism).__name__} can't attend to another sequence: key must be query")
-        causal = is_causal or attn_mask is not None
-        if attn_mask is not None and not _is_causal_mask(attn_mask, query.shape[-2 if self._is_first(query) else 0]):
-            _refuse("attn_mask must be the causal mask, or None: no other choice of pairs factorises; is_causal=True")
+            raise ArgumentError(f"{type(self.mechanism).__name__} can't attend to another sequence: key must be query")
+        causal, length_dim = is_causal or attn_mask is not None, -2 if self.batch_first or query.dim() == 2 else 0
+        if attn_mask is not None and not _is_causal_mask(attn_mask, query.shape[length_dim]):
+            raise ArgumentError(
+                "attn_mask must be the causal mask, or None: no other choice of pairs factorises; is_causal=True"
+            )
         single = query.dim() == 2
         tokens = [self._batch(name, x, single) for name, x in (("query", query), ("key", key), ("value", value))]
         weights = self.in_proj_weight.chunk(3)
@@ -174,13 +178,12 @@ class MultiheadAttention(nn.Module):
             linear(x, weight, bias).reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for x, weight, bias in zip(tokens, weights, biases, strict=True)
         )
-        masks = _masks(key_padding_mask, single)
+        masks = (
+            {} if key_padding_mask is None else self._masks(key_padding_mask[None] if single else key_padding_mask, k)
+        )
         heads = self.mechanism(q, k, v, **masks, causal=causal)
         out = self.out_proj(heads.transpose(1, 2).flatten(-2).to(self.out_proj.weight.dtype))
         return (out[0] if single else out if self.batch_first else out.transpose(0, 1)), None
-
-    def _is_first(self, query: Tensor) -> bool:
-        return self.batch_first or query.dim() == 2
 
     def _batch(self, name: str, x: Tensor, single: bool) -> Tensor:
         """(B, L, E), whatever the layout is."""
@@ -192,13 +195,22 @@ class MultiheadAttention(nn.Module):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-
-def _masks(key_padding_mask: Tensor | None, single: bool) -> dict[str, Any]:
-    """Torch's mask of keys as klformer's: True = keep, or log-weights."""
-    if key_padding_mask is None:
-        return {}
-    mask = key_padding_mask[None] if single else key_padding_mask
-    return {"key_mask": ~mask} if mask.dtype == torch.bool else {"key_bias": mask[:, None]}
+    def _masks(self, mask: Tensor, k: Tensor) -> dict[str, Any]:
+        """Torch's mask of keys (B, S) as klformer's: True = keep, or log-weights where the attention takes them."""
+        shape = (k.shape[0], k.shape[2])
+        if mask.shape != shape or not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise ArgumentError(
+                f"key_padding_mask must have shape {shape}, bool (True = drop) or floating-point (-inf = drop), got "
+                f"{mask.dtype} of shape {tuple(mask.shape)}"
+            )
+        if self.mechanism.supports_key_bias and mask.is_floating_point():
+            return {"key_bias": mask[:, None]}
+        drops = mask if mask.dtype == torch.bool else mask == -torch.inf
+        if bool(mask.masked_fill(drops, 0).any()):
+            raise ArgumentError(
+                f"key_padding_mask must be 0 or -inf for {type(self.mechanism).__name__}: no other weights"
+            )
+        return {"key_mask": ~drops}
 
 
 def _is_causal_mask(mask: Tensor, length: int) -> bool:
@@ -209,7 +221,3 @@ def _is_causal_mask(mask: Tensor, length: int) -> bool:
     later = torch.ones(length, length, dtype=torch.bool, device=mask.device).triu(1)
     kept_as_they_are = mask.dtype == torch.bool or not bool(mask.masked_fill(drops, 0).any())
     return kept_as_they_are and bool((drops == later).all())
-
-
-def _refuse(problem: str) -> NoReturn:
-    raise ArgumentError(problem)

@@ -1,5 +1,7 @@
 """What users of torch.nn.MultiheadAttention type."""
 
+import copy
+
 import pytest
 import torch
 
@@ -76,6 +78,52 @@ def test_what_does_not_factorise_is_refused(options, message):
 def test_what_there_is_no_counterpart_of_is_refused(options):
     with pytest.raises(ArgumentError, match=f"^{next(iter(options))} "):
         klformer.nn.MultiheadAttention(8, 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("mask", "found"),
+    [
+        (torch.zeros(2, 6, dtype=torch.bool), r"torch.bool of shape \(2, 6\)"),
+        (torch.zeros(7, 2, dtype=torch.bool), r"torch.bool of shape \(7, 2\)"),
+        (torch.zeros(2, 7, dtype=torch.long), r"torch.int64 of shape \(2, 7\)"),
+    ],
+)
+def test_masks_are_explained_as_torch_means_them(mask, found):
+    ours, x = klformer.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 7, 8)
+    wanted = r"key_padding_mask must have shape \(2, 7\), bool \(True = drop\) or floating-point \(-inf = drop\), got "
+    with pytest.raises(ArgumentError, match=wanted + found):
+        ours(x, x, x, mask)
+
+
+def test_weights_of_keys_are_for_attentions_that_have_them():
+    ours = klformer.nn.MultiheadAttention(8, 2, batch_first=True, attention="local")
+    with pytest.raises(ArgumentError, match="key_padding_mask must be 0 or -inf for LocalAttention"):
+        ours(*[torch.randn(2, 7, 8)] * 3, torch.ones(2, 7))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "local", "gmm-prf:num_frequencies=8"])
+@pytest.mark.parametrize("training", [False, True])
+def test_layers_of_torch_hold_it(attention, training):
+    """Also in evaluation mode, where torch's layers compute softmax from the weights if they are let."""
+    theirs = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    ours = copy.deepcopy(theirs)
+    ours.self_attn = klformer.nn.MultiheadAttention.from_torch(theirs.self_attn, attention=attention)
+    theirs, ours = (torch.nn.TransformerEncoder(each, 2, enable_nested_tensor=False) for each in (theirs, ours))
+    for module in (*theirs.modules(), *ours.modules()):
+        if isinstance(module, torch.nn.Dropout | torch.nn.MultiheadAttention):
+            setattr(module, "p" if isinstance(module, torch.nn.Dropout) else "dropout", 0.0)
+    theirs.train(training)
+    ours.train(training)
+    x, padding = torch.randn(3, 7, 8), torch.zeros(3, 7, dtype=torch.bool)
+    padding[1, 4:] = True
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(7)
+    for given in ({}, {"src_key_padding_mask": padding}, {"mask": causal}):
+        expected, found = theirs(x, **given), ours(x, **given)
+        kept = ~padding if "src_key_padding_mask" in given else torch.ones_like(padding)
+        same = torch.allclose(found[kept], expected[kept], atol=1e-5)
+        assert same == (attention in ("softmax", "local"))
+        if not given:
+            assert torch.allclose(ours(x[:, :1]), theirs(x[:, :1]), atol=1e-5), "of one token attention is its value"
 
 
 def test_shapes_are_named():
