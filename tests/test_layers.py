@@ -60,14 +60,14 @@ def test_nothing_installed_imports_what_is_not():
 
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_180,
+    "klformer": 40_350,
     "klformer/lab": 21_900,
     "klformer/ops": 6_590,
     "klformer/kernels": 1_260,
     "klformer/attention": 2_950,
     "klformer/nn": 230,
     "klformer/models": 1_540,
-    "klformer/conversion": 3_020,
+    "klformer/conversion": 3_200,
     "klformer/distributed": 800,
     "klformer/testing": 920,
     "klformer/lab/analysis": 2_100,

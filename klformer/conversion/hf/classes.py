@@ -19,6 +19,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from klformer.attention import AttentionMechanism
+from klformer.conversion.hf.cache import cache_for_generation
 from klformer.conversion.hf.interface import NAME
 from klformer.conversion.record import FORMAT, SiteRecord, read_records
 from klformer.errors import ArgumentError
@@ -85,6 +86,16 @@ class ConvertedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     def save_pretrained(self, save_directory: Any, *others: Any, **named: Any) -> None:
         super().save_pretrained(save_directory, *others, **named)
         write_text(Path(save_directory) / f"{MODULE}.py", MODULE_TEXT)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: Any, *others: Any, **named: Any
+    ) -> Any:
+        if generation_config.use_cache is not False:
+            given = model_kwargs.get("past_key_values")
+            if (own := cache_for_generation(self, generation_config.cache_implementation, given)) is not None:
+                model_kwargs["past_key_values"] = own
+                return None
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *others, **named)  # type: ignore[misc]
 
 
 def convert_class(model: PreTrainedModel, records: Mapping[str, SiteRecord]) -> None:

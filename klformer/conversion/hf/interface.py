@@ -28,6 +28,8 @@ from klformer.ops.softmax_attention import visible_keys
 NAME = "klformer"
 #: The attribute of a layer with the function that its calls are handed to instead, as long as somebody watches.
 RECEIVER = "_klformer_receiver"
+#: The attribute of keys with the layer of a cache that holds what came before them.
+LAYER = "_klformer_layer"
 #: What some models give their attention that a kernel of queries and keys can't express.
 OBSTACLES = {
     "position_bias": "adds a bias of pairs of positions to its scores",
@@ -158,6 +160,8 @@ def _converted(call: InterfaceCall, mechanism: AttentionMechanism) -> Tensor:
         raise ArgumentError(
             f"a converted layer has no weights to drop: the dropout of attention must be 0, got {call.dropout}"
         )
+    if (layer := getattr(call.key, LAYER, None)) is not None:
+        return layer.attend(mechanism, call).to(call.query.dtype)
     return call.plain(whole=not mechanism.supports_cross).attend(mechanism).to(call.query.dtype)
 
 
