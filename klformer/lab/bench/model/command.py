@@ -59,8 +59,8 @@ class ModelBench:
 
     tasks: tuple[str, ...] = tuple(CPU_BATCH_SIZES)
     """Tasks of the table of speed; none to leave it out."""
-    preset: Literal["paper", "laptop"] = "paper"
-    """Whose models: the paper's, or those of the preset for a laptop, with its batches and lengths."""
+    preset: Literal["paper", "laptop", "workstation"] = "paper"
+    """Whose models: the paper's, or those of another preset, with its batches and lengths."""
     pooling: Literal["cls", "mean"] | None = None
     """What the classifier sees: CLS, of which the last layer needs one query, or the mean. Default: the preset's."""
     attentions: tuple[str, ...] = PAPER_ATTENTIONS
