@@ -31,6 +31,7 @@ from klformer.lab.training.objectives import PositionClassification
 PAIRS, SYMBOLS, QUERIES = 16, 64, 4
 #: Validation and test are generated as well, from streams of their own.
 _HELD_OUT = 1_000
+_BLOCK = 1 << 22
 _PARTS: tuple[Split, ...] = ("train", "validation", "test")
 
 _TRAINING: Section = {
@@ -214,4 +215,6 @@ def generate(
 
 def _different(generator: np.random.Generator, count: int, high: int, size: int) -> NDArray[np.int64]:
     """(count, size): in every row different numbers below `high`, in random order."""
-    return np.argsort(generator.random((count, high), np.float32), 1)[:, :size]
+    # In blocks of so many numbers: 20,000 sequences with 4,096 keys to choose from take a gigabyte at once.
+    blocks = np.diff([*range(0, count, max(1, _BLOCK // high)), count])
+    return np.concatenate([np.argsort(generator.random((rows, high), np.float32), 1)[:, :size] for rows in blocks])

@@ -9,7 +9,7 @@ from klformer.lab.runs.compare import check_model
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.presets import preset
 from klformer.lab.runs.train import train_run
-from klformer.lab.tasks import Recall
+from klformer.lab.tasks import Recall, recall
 from klformer.lab.tasks.recall import RecallData
 from klformer.lab.training.progress import SilentReporter
 from klformer.models import AttentionSpec
@@ -122,3 +122,15 @@ def test_the_causal_form_trains_with_draws(tmp_path):
 def test_an_attention_without_a_causal_form_is_refused():
     with pytest.raises(ArgumentError, match="causal"):
         check_model(config("linformer", data={"form": "causal"}))
+
+
+def test_blocks_of_numbers_give_the_same_sequences(monkeypatch):
+    """Multi-query recall as others pose it: 64 pairs in 512 tokens, all asked for, of a large vocabulary."""
+    config = RecallData(form="causal", num_pairs=64, num_queries=64, num_symbols=501, max_len=512)
+    at_once = recall.generate(np.random.default_rng(0), 7, config, 512)
+    monkeypatch.setattr(recall, "_BLOCK", 600)
+    in_blocks = recall.generate(np.random.default_rng(0), 7, config, 512)
+    assert all(np.array_equal(one, other) for one, other in zip(at_once, in_blocks, strict=True))
+    keys, _, targets = at_once
+    assert (targets >= 0).sum() == 7 * 64
+    assert all(len(np.unique(row[row >= 0])) == 64 for row in keys)
