@@ -86,11 +86,12 @@ def test_models_are_those_of_the_papers_tables(task):
     measure_step(ModelStep(task, "fastfood-prf", 1, length=8, steps=1, device="cpu"))
 
 
-def test_models_are_those_of_a_laptop_where_asked_for(capsys):
+@pytest.mark.parametrize(("preset", "batch"), [("laptop", 32), ("workstation", 16)])
+def test_models_are_those_of_another_preset_where_asked_for(capsys, preset, batch):
     arguments = ["--tasks", "text", "--attentions", "softmax", "--lengths", "--repeats", "1", "--steps", "1"]
-    main(["bench", "model", "--preset", "laptop", *arguments, "--max-len", "8", "--batch-size", "2"])
+    main(["bench", "model", "--preset", preset, *arguments, "--max-len", "8", "--batch-size", "2"])
     out = capsys.readouterr().out
-    assert "2 sequences (preset laptop has 32) of 8 tokens" in out
+    assert f"2 sequences (preset {preset} has {batch}) of 8 tokens" in out
     assert "default allocator" in out
 
 
