@@ -41,9 +41,6 @@ def read_options(
 
     Args:
         default: What is taken where nothing is given; that of the fields, if None.
-
-    Raises:
-        ArgumentError: there is no such option, and the message has the nearest one; or a value is not allowed.
     """
     given: dict[str, Any] = {} if default is None else {"default": default}
     try:

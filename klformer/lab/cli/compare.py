@@ -45,11 +45,7 @@ class Compare(Settings):
 
 
 def run(options: Compare) -> None:
-    """Do the runs that are not done, and print the table.
-
-    Raises:
-        ArgumentError: there is nothing to compare, or something twice.
-    """
+    """Do the runs that are not done, and print the table."""
     if not options.attentions or not options.seeds:
         raise ArgumentError("give at least one attention and one seed")
     check_count("jobs", options.jobs)

@@ -76,13 +76,7 @@ class Convert:
 
 
 def run(options: Convert) -> None:
-    """Load, convert, write, and say what came out.
-
-    Raises:
-        ArgumentError: the folder is there already, or transformers is not.
-        ConversionError: the model can't be converted.
-        DataError: something is wrong with the texts.
-    """
+    """Load, convert, write, and say what came out."""
     try:
         from klformer.conversion.hf.inputs import load_teacher, longest_input, make_batches, split_texts
     except ImportError as error:

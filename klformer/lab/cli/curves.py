@@ -25,7 +25,7 @@ class Curves:
 
 
 def run(options: Curves) -> None:
-    """Draw, and say where the figure is. Raises as `draw_curves`."""
+    """Draw, and say where the figure is."""
     draw_curves(options.runs, options.out, title=options.title)
     print(f"written to {options.out}")
 

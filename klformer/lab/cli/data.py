@@ -38,11 +38,7 @@ class Data:
 
 
 def parse(arguments: Sequence[str], prog: str) -> list[Data]:
-    """The command once for every task that it is about, as each has options and defaults of its own.
-
-    Raises:
-        ArgumentError: there is no such task or preset, a task must be named, or no task has an option.
-    """
+    """The command once for every task that it is about, as each has options and defaults of its own."""
     peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
     if peeked.task is not None:
         return [tyro.cli(Data, args=arguments, default=_default(peeked.task, peeked.preset), prog=prog)]
@@ -77,12 +73,7 @@ def _without_values(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def run(options: list[Data]) -> None:
-    """Do what `parse` read.
-
-    Raises:
-        ArgumentError: the task can't be generated.
-        DataError: something is wrong with the data.
-    """
+    """Do what `parse` read."""
     tasks = [build_task(str(command.task), command.data) for command in options]
     if options[0].action == "where":
         for task in tasks:

@@ -36,12 +36,7 @@ class Evaluate:
 
 
 def run(options: Evaluate) -> None:
-    """Load, evaluate, and say what came out.
-
-    Raises:
-        ArgumentError: there would be no draw.
-        RunError: the folder is not a run's.
-    """
+    """Load, evaluate, and say what came out."""
     if options.draws < 1:
         raise ArgumentError(f"draws must be at least 1, got {options.draws}")
     reporter = make_reporter(quiet=not is_main_process())

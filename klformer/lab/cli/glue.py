@@ -73,12 +73,7 @@ class Glue:
 
 
 def run(options: Glue) -> None:
-    """Do the runs that are not done, and print the table.
-
-    Raises:
-        ArgumentError: there is no model, or something twice.
-        RunError: a pretrained run is not finished, or does not fit.
-    """
+    """Do the runs that are not done, and print the table."""
     plan = Plan(
         preset=options.preset,
         tasks=options.tasks,

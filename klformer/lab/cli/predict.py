@@ -53,13 +53,7 @@ def parse(arguments: Sequence[str], prog: str) -> Predict:
 
 
 def run(options: Predict) -> None:
-    """Predict, and say where the predictions are.
-
-    Raises:
-        ArgumentError: there would be no draw.
-        RunError: the folder is not a run's.
-        DataError: something is wrong with the input.
-    """
+    """Predict, and say where the predictions are."""
     if options.draws < 1:
         raise ArgumentError(f"draws must be at least 1, got {options.draws}")
     reporter = make_reporter(quiet=options.quiet)

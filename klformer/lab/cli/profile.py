@@ -39,11 +39,7 @@ class Profile:
 
 
 def run(options: Profile) -> None:
-    """Measure and print, and write the figures where they were asked for.
-
-    Raises:
-        ArgumentError: there is no such task or attention, or nothing to measure.
-    """
+    """Measure and print, and write the figures where they were asked for."""
     if options.padding is not None and options.padding < 1:
         raise ArgumentError(f"padding must be at least 1 batch, got {options.padding}")
     config = preset(options.preset, options.task, AttentionSpec.parse(options.attention))

@@ -34,12 +34,7 @@ class Report:
 
 
 def run(options: Report) -> None:
-    """Read, draw, write, and say what became of it.
-
-    Raises:
-        ArgumentError: nothing was given, or there is nothing in it.
-        RunError: the page is written, but something could not be read.
-    """
+    """Read, draw, write, and say what became of it."""
     if not options.runs and options.analysis is None and options.bench is None:
         raise ArgumentError("give runs, or folders of runs: klformer report runs")
     collection = collect(options.runs, analysis=options.analysis, bench=options.bench)

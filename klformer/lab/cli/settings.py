@@ -78,10 +78,6 @@ def parse_settings(
     Args:
         start: The run, if it is one that goes on.
         default_task: The task, if the arguments name none.
-
-    Raises:
-        ArgumentError: there is no such task or preset.
-        RunError: weights are to be taken from something that is no run.
     """
     own: dict[str, Any] = {}
     if start is None:

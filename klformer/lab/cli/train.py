@@ -47,21 +47,12 @@ class Train(Settings):
 
 
 def parse(arguments: Sequence[str], prog: str) -> Train:
-    """Read the arguments; what a run that goes on was started with takes the place of the preset.
-
-    Raises:
-        ArgumentError: there is no such task or preset.
-        RunError: a run is to go on that is not there.
-    """
+    """Read the arguments; what a run that goes on was started with takes the place of the preset."""
     return parse_settings(Train, arguments, prog, start=resumed(arguments))
 
 
 def resumed(arguments: Sequence[str]) -> ExperimentConfig | None:
-    """The configuration of the run that is named and to go on, if one is.
-
-    Raises:
-        RunError: it is not there.
-    """
+    """The configuration of the run that is named and to go on, if one is."""
     peeked = peek(arguments, name=None, out=str(DEFAULT_OUT))
     if peeked.name is None or not is_given(arguments, "resume"):
         return None

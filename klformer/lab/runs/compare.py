@@ -47,11 +47,6 @@ def compare(
         jobs: Trainings side by side, in processes with one thread each.
         labelled: Gives the reporters of runs side by side, for a label each.
         name: Of the file of all results, if not that of the task and the sweep.
-
-    Raises:
-        ArgumentError: two of the configurations are the same run, or `jobs` are asked of several processes.
-        Interrupted: SIGINT or SIGTERM came; the state is saved.
-        RunError: a run can't be done.
     """
     names = [variant.name for variant in variants]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -82,9 +77,6 @@ def compare_at_best_rates(
 
     Returns:
         The results at the chosen rates, in the order of the configurations.
-
-    Raises:
-        ArgumentError: a learning rate is given twice or is not positive; and what `compare` raises.
     """
     if len(set(rates)) < len(rates) or min(rates) <= 0:
         raise ArgumentError(f"learning rates must be positive, each once, got {' '.join(map(str, rates))}")

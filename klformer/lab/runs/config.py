@@ -74,12 +74,7 @@ class ExperimentConfig(Config):
 
     @staticmethod
     def from_file(path: Path) -> "ExperimentConfig":
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: the file is not a valid configuration; the message names it and what is wrong.
-            RunError: it is of another format.
-        """
+        """Read what `to_json` wrote."""
         content = path.read_bytes()
         with suppress(ValueError):  # which the next line says in its own words
             check_format(json.loads(content), path.parent)
@@ -90,11 +85,7 @@ class ExperimentConfig(Config):
 
 
 def check_format(config: Any, folder: Path) -> None:
-    """Look at a configuration that was read as JSON, before anything else of it is believed.
-
-    Raises:
-        RunError: it is of another format; runs were without a number before they had one.
-    """
+    """Look at a configuration that was read as JSON, before anything else of it is believed."""
     found = config.get("format", 1) if isinstance(config, dict) else FORMAT
     if found != FORMAT:
         raise RunError(

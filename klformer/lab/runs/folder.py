@@ -102,11 +102,7 @@ class RunFolder:
         return (self.path / self.CONFIG).is_file()
 
     def check_place(self) -> None:
-        """See that the folder can be made, before anything long is done.
-
-        Raises:
-            RunError: it can't.
-        """
+        """See that the folder can be made, before anything long is done."""
         above = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
             raise RunError(f"can't write to {self.path}: {above} is no folder that can be written")
@@ -148,11 +144,7 @@ class RunFolder:
 
     @contextmanager
     def only_process(self) -> Iterator[None]:
-        """Keep others from training in the same folder meanwhile, where the file system has locks.
-
-        Raises:
-            RunError: somebody does already.
-        """
+        """Keep others from training in the same folder meanwhile, where the file system has locks."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,33 +161,19 @@ class RunFolder:
             os.close(descriptor)
 
     def config(self) -> ExperimentConfig:
-        """The configuration.
-
-        Raises:
-            RunError: the folder is not a run's, or of another format.
-            ArgumentError: the configuration is not valid.
-        """
+        """The configuration."""
         self._check_is_run()
         return ExperimentConfig.from_file(self.path / self.CONFIG)
 
     def config_json(self) -> dict[str, Any]:
-        """The configuration as it was written, also of a task or an attention that is not known here.
-
-        Raises:
-            RunError: the folder is not a run's, or of another format.
-            FileError: the file can't be read.
-        """
+        """The configuration as it was written, also of a task or an attention that is not known here."""
         self._check_is_run()
         content = read_json(self.path / self.CONFIG)
         check_format(content, self.path)
         return content
 
     def config_so_far(self, config: ExperimentConfig, *, resume: bool) -> ExperimentConfig | None:
-        """The configuration of the run that the folder holds, if any, for one that goes on as `config`.
-
-        Raises:
-            RunError: it is another run, of another format, or not to be gone on with.
-        """
+        """The configuration of the run that the folder holds, if any, for one that goes on as `config`."""
         if not (self.path / self.CONFIG).exists():
             return None
         if not resume:
@@ -210,32 +188,19 @@ class RunFolder:
         return before
 
     def task_facts(self) -> TaskFacts:
-        """What there is to know of the task.
-
-        Raises:
-            FileError: the file can't be read.
-            RunError: it holds something else.
-        """
+        """What there is to know of the task."""
         try:
             return TaskFacts.model_validate(read_json(self.path / self.TASK))
         except ValidationError as error:
             raise RunError(f"{self.path / self.TASK} is damaged: {describe_problems(error)}") from error
 
     def knowledge(self) -> Knowledge:
-        """What the task found in the data of the run; nothing if there is no such file.
-
-        Raises:
-            FileError: it is damaged.
-        """
+        """What the task found in the data of the run; nothing if there is no such file."""
         path = self.path / self.KNOWLEDGE
         return read_json(path) if path.exists() else {}
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The lines of the record, of one kind ("train" or "validation") or all.
-
-        Raises:
-            RunError: a line is damaged.
-        """
+        """The lines of the record, of one kind ("train" or "validation") or all."""
         lines = read_lines(self.path / self.METRICS)
         return [line for line in lines if kind is None or line["kind"] == kind]
 
@@ -248,11 +213,7 @@ class RunFolder:
         return read_json(self.path / self.RESULT) if (self.path / self.RESULT).exists() else None
 
     def initial_weights(self) -> dict[str, Tensor]:
-        """The weights that the run started from.
-
-        Raises:
-            RunError: they are not there, or damaged.
-        """
+        """The weights that the run started from."""
         return read_weights(self.path / self.INITIAL)
 
     def checkpoints(self, say: Callable[[str], None]) -> CheckpointStore:
@@ -278,11 +239,7 @@ class RunFolder:
         knowledge: Knowledge,
         splits: Mapping[Split, Examples],
     ) -> None:
-        """Write what the run is made of; the configuration last, which makes the folder a run's.
-
-        Raises:
-            RunError: the run was made with other data.
-        """
+        """Write what the run is made of; the configuration last, which makes the folder a run's."""
         if before is not None:
             self.check_same_data(splits)
         self._write_json(self.DATA, {split: _fingerprint(examples) for split, examples in splits.items()})
@@ -298,11 +255,7 @@ class RunFolder:
         self._write_json(self.RESULT, result)
 
     def check_same_data(self, splits: Mapping[Split, Examples]) -> None:
-        """Compare data with that of the run; a run without a record of it is taken at its word.
-
-        Raises:
-            RunError: it is other data, or the record is damaged.
-        """
+        """Compare data with that of the run; a run without a record of it is taken at its word."""
         path = self.path / self.DATA
         if not path.exists():
             return

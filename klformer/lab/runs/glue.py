@@ -50,11 +50,7 @@ class Start:
 
     @staticmethod
     def from_run(folder: Path) -> "Start":
-        """A pretrained run.
-
-        Raises:
-            RunError: the folder is not a run's.
-        """
+        """A pretrained run."""
         config = RunFolder(folder).config()
         return Start(f"{folder.name}, fine-tuned", config.attention, folder.expanduser().absolute())
 
@@ -114,12 +110,7 @@ Train = Callable[[Sequence[Job]], list[dict[str, Any]]]
 
 
 def run_glue(plan: Plan, starts: Sequence[Start], folder: Path, *, train: Train) -> list[dict[str, Any]]:
-    """Do every run that is not done yet; returns one row a model, and writes them to `glue.json`.
-
-    Raises:
-        ArgumentError: two models have the same name.
-        RunError: a pretrained run does not fit.
-    """
+    """Do every run that is not done yet; returns one row a model, and writes them to `glue.json`."""
     names = [start.name for start in starts]
     if not starts or len(set(names)) < len(names):
         raise ArgumentError(f"give models, each once, got {'; '.join(names) or 'none'}")

@@ -31,9 +31,6 @@ class PretrainedRun:
     Args:
         folder: The run.
         say: Told about checkpoints that had to be passed over.
-
-    Raises:
-        RunError: the folder is not a run's, or has no whole checkpoint.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -47,11 +44,7 @@ class PretrainedRun:
         self._checkpoint = checkpoint
 
     def check_fits(self, config: ExperimentConfig) -> None:
-        """Compare the configurations.
-
-        Raises:
-            RunError: the models are different; the message names the field and what it was.
-        """
+        """Compare the configurations."""
         theirs, ours = self.config.model, config.model
         fields = [name for name in SAME if getattr(theirs, name) != getattr(ours, name)]
         wrong = [
@@ -66,11 +59,7 @@ class PretrainedRun:
             raise RunError(f"{self.run} can't be started from: {'; '.join(wrong)}")
 
     def give(self, model: nn.Module) -> str:
-        """Put embedding and encoder into a model; returns what was and what was not taken.
-
-        Raises:
-            RunError: a tensor has another size.
-        """
+        """Put embedding and encoder into a model; returns what was and what was not taken."""
         theirs, ours = self._checkpoint.weights(), model.state_dict()
         taken: dict[str, Tensor] = {}
         cut = []

@@ -50,10 +50,6 @@ def train_side_by_side(
 
     Args:
         reporter_of: Who is told about the job of that number.
-
-    Raises:
-        Interrupted: SIGINT or SIGTERM came; the state of all runs is saved.
-        RunError: a run can't be done; the state of the others is saved.
     """
     with _team(min(workers, len(jobs))) as (team, signals):
         return _Foreman(jobs, team, signals, reporter_of).work()

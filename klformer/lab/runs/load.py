@@ -55,10 +55,6 @@ class LoadedRun:
 
         Args:
             split: "train", "validation" or "test".
-
-        Raises:
-            RunError: they are not those that the run had.
-            DataError: something is wrong with the data.
         """
         if self.own_data and not may_generate(self.task, self.folder):
             with only_reading(f"; --data-root {self.task.root} generates it there, if you want that"):
@@ -76,10 +72,6 @@ class LoadedRun:
             split: "train", "validation" or "test".
             draws: How many draws.
             accelerator: Where it is computed; as the run was trained if None.
-
-        Raises:
-            RunError: the data is not what the run had.
-            DataError: something is wrong with the data.
         """
         return evaluate(
             self.model,
@@ -92,11 +84,7 @@ class LoadedRun:
         )
 
     def at_start(self) -> nn.Module:
-        """The same model with the weights that the run started from.
-
-        Raises:
-            RunError: they are not there, damaged, or do not fit.
-        """
+        """The same model with the weights that the run started from."""
         model = build_model(self.config, self.task)
         put_weights(model, self.run.initial_weights(), self.folder / RunFolder.INITIAL)
         return model.eval()
@@ -173,11 +161,7 @@ class RunReader:
         self._damaged: list[str] = []
 
     def read(self, folders: Sequence[Path]) -> Iterator[LoadedRun]:
-        """The runs in these folders, and below them.
-
-        Raises:
-            RunError: there is none.
-        """
+        """The runs in these folders, and below them."""
         paths = {path.resolve(): path for folder in folders for path in find_runs(folder)}
         empty = [folder for folder in folders if not find_runs(folder)]
         if not paths:
@@ -209,11 +193,7 @@ class RunReader:
         return True
 
     def finish(self) -> None:
-        """To be called when everything is written.
-
-        Raises:
-            RunError: some of the runs could not be read.
-        """
+        """To be called when everything is written."""
         if self._damaged:
             raise RunError(f"runs that can't be read were left out: {'; '.join(self._damaged)}")
 

@@ -44,10 +44,6 @@ def predict_file(loaded: LoadedRun, path: Path, out: Path, *, draws: int, keep: 
         out: .csv, .tsv, .jsonl or .parquet by its name; it is there when all rows are, or not at all.
         draws: Draws of the frequencies.
         keep: Columns of the file that are passed on.
-
-    Raises:
-        DataError: something is wrong with a row.
-        ArgumentError: the task reads no such files, or `out` has another ending.
     """
     names = loaded.task.class_names() or _numbered(loaded)
     count = 0

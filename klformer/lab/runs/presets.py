@@ -22,11 +22,7 @@ def preset_names(task: str) -> list[str]:
 
 
 def preset_table(name: str, task: str) -> Preset:
-    """What a preset of a task sets, by section.
-
-    Raises:
-        ArgumentError: there is no such task, or it has no such preset.
-    """
+    """What a preset of a task sets, by section."""
     TASKS.check(task)
     if name not in preset_names(task):
         raise ArgumentError(f"preset must be one of {', '.join(preset_names(task))}, got {name!r}, which {task} lacks")
@@ -34,11 +30,7 @@ def preset_table(name: str, task: str) -> Preset:
 
 
 def preset(name: str, task: str, attention: AttentionSpec) -> ExperimentConfig:
-    """The full configuration of a preset; options given with the attention replace those of the preset.
-
-    Raises:
-        ValueError: there is no such task or attention, or the task has no such preset.
-    """
+    """The full configuration of a preset; options given with the attention replace those of the preset."""
     options = usual_options(name, task, attention.name) | attention.options
     nothing: dict[str, Any] = {"data": {}, "model": {}, "optimiser": {}, "schedule": {}, "training": {}}
     chosen = {"attention": {"name": attention.name, "options": options}}

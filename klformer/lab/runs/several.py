@@ -27,11 +27,6 @@ def train_several(
         reporter: Told what happens.
         jobs: Trainings side by side, in processes with one thread each.
         labelled: Gives the reporters of runs side by side, for a label each.
-
-    Raises:
-        ArgumentError: `jobs` are asked of several processes.
-        Interrupted: SIGINT or SIGTERM came; the state is saved.
-        RunError: a run can't be done, or is finished with another length.
     """
     if jobs > 1 and is_distributed():
         raise ArgumentError(f"jobs must be 1 where torchrun has started several processes, got {jobs}")

@@ -28,11 +28,7 @@ MOST = 10**7
 def check_model_sizes(
     config: ExperimentConfig, task: Task, shapes: Mapping[str, tuple[int, ...]], source: Path
 ) -> None:
-    """Compare the model that a configuration describes with the shapes of weights, without making either.
-
-    Raises:
-        RunError: they do not fit; the message names the first field or tensor.
-    """
+    """Compare the model that a configuration describes with the shapes of weights, without making either."""
     _check_most(config)
     numbers = sum(map(prod, shapes.values()))
     # Every size that a model has is a size of one of its tensors, or their number.

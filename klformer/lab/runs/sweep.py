@@ -40,9 +40,6 @@ def variants(config: ExperimentConfig, sweeps: Sequence[str]) -> list[Variant]:
 
     Args:
         sweeps: Like "model.dropout=0,0.1,0.3" or "attention.num_frequencies=32,64", each field once.
-
-    Raises:
-        ArgumentError: a sweep is not of that form, there is no such field, or a value is not allowed.
     """
     parsed = [_parse(text) for text in sweeps]
     fields = [field for field, _ in parsed]

@@ -100,12 +100,7 @@ _WRITERS: Mapping[str, type[TableWriter]] = dict(
 
 @contextmanager
 def writing_table(path: Path, columns: Mapping[str, type]) -> Iterator[TableWriter]:
-    """A writer; what it wrote takes the place of `path` at the end, if there was no error.
-
-    Raises:
-        ArgumentError: the name has another ending.
-        FileError: it can't be written; `path` is as before then.
-    """
+    """A writer; what it wrote takes the place of `path` at the end, if there was no error."""
     if path.suffix not in _WRITERS:
         raise ArgumentError(f"--out must end in one of {', '.join(SUFFIXES)}, got {str(path)!r}")
     with replacing(path) as temporary:

@@ -36,11 +36,6 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
 
     Args:
         resume: Go on with what is in the folder, if anything is; otherwise the folder must be new.
-
-    Raises:
-        RunError: the folder holds another run or can't be written, or training can't go on.
-        Interrupted: training was asked to stop and has saved its state.
-        DataError: something is wrong with the data.
     """
     accelerator = make_accelerator(config.training)
     layout = make_layout(accelerator, config.parallel)
@@ -140,11 +135,7 @@ def _train(
 
 
 def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective) -> list[Callback]:
-    """How far kernels move, and milestones, where the selecting metric has some.
-
-    Raises:
-        ArgumentError: they are asked for, and it has none.
-    """
+    """How far kernels move, and milestones, where the selecting metric has some."""
     metric, keep = objective.selecting, config.training.keep_milestones
     # Where weights are shared out, no process has a whole kernel to look at.
     callbacks: list[Callback] = [KernelMovement(nn.Identity() if config.parallel.shard else model)]

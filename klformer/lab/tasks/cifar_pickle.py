@@ -64,11 +64,7 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], list[Any]]:
-    """The data, (N, 3072), and the labels of a batch.
-
-    Raises:
-        DataError: the file is not such a batch, or asks for anything but arrays and containers.
-    """
+    """The data, (N, 3072), and the labels of a batch."""
     with reading(path), path.open("rb") as file:
         try:
             batch = _BatchUnpickler(file, encoding="bytes").load()

@@ -39,11 +39,7 @@ TOKENS = (*"0123456789", *OPERATORS, "]")
 
 
 def evaluate(tokens: Iterable[str]) -> int:
-    """The value of an expression, given as tokens without parentheses.
-
-    Raises:
-        ValueError: the tokens are not one whole expression.
-    """
+    """The value of an expression, given as tokens without parentheses."""
     # The outermost list collects the result.
     stack: list[tuple[str, list[int]]] = [("", [])]
     for token in tokens:

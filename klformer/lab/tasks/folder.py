@@ -191,11 +191,7 @@ class Folder(Task):
 
 
 def read_image(path: Path, size: int, *, colour: bool) -> NDArray[np.uint8]:
-    """An image as a square: (size, size), or (size, size, 3) in colour.
-
-    Raises:
-        DataError: it is not a whole image.
-    """
+    """An image as a square: (size, size), or (size, size, 3) in colour."""
     # Imported here: only images in files need it.
     from PIL import Image, ImageOps, UnidentifiedImageError
 

@@ -11,11 +11,7 @@ from klformer.lab.tasks.progress import say
 
 
 def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str]) -> Any:
-    """A split of a data set of the hub.
-
-    Raises:
-        DataError: it can't be had; the message says what was looked for locally.
-    """
+    """A split of a data set of the hub."""
     problem = f"put one of {', '.join(looked_for)} here; none was found, and the hub did not give {name!r}"
     try:
         # Imported here: it takes a second, and local data does not need it.

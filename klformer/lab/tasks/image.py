@@ -126,11 +126,7 @@ class PngFolder(ImageSource):
         return np.stack(pixels), np.asarray(labels, np.int64)
 
     def _class_names(self) -> list[str]:
-        """Names of the classes, sorted. A class must have one number in train and test, and so the names be the same.
-
-        Raises:
-            DataError: there are not ten folders, or train and test name them differently.
-        """
+        """Names of the classes, sorted. A class must have one number in train and test, and so the names be the same."""
         train, test = (self._folder_names(self.folder / part) for part in ("train", "test"))
         if train != test:
             missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))

@@ -140,11 +140,7 @@ KINDS: Mapping[str, type[Inputs]] = {kind.kind: kind for kind in (TextInputs, In
 
 
 def learn_inputs(kind: InputKind, rows: Sequence[Any], tokens: TokensConfig) -> Inputs:
-    """What the training rows, as parsed, say of how to read all others.
-
-    Raises:
-        ValueError: they can't be read that way.
-    """
+    """What the training rows, as parsed, say of how to read all others."""
     if kind == "text":
         return TextInputs(make_tokens(tokens, (text for row in rows for text in row)))
     if kind == "integers":
@@ -163,11 +159,7 @@ def learn_inputs(kind: InputKind, rows: Sequence[Any], tokens: TokensConfig) -> 
 
 
 def inputs_from_json(content: Mapping[str, Any]) -> Inputs:
-    """What `as_json` describes.
-
-    Raises:
-        RunError: it does not.
-    """
+    """What `as_json` describes."""
     try:
         kind = content["kind"]
         if kind == "text":

@@ -186,12 +186,7 @@ class ListOps(Task):
 
 
 def read_listops(path: Path, max_len: int) -> Examples:
-    """Read a file in LRA's format.
-
-    Raises:
-        DataError: the header, the number of fields, a token, the brackets or a label is wrong, there are no rows, or
-            the file is cut.
-    """
+    """Read a file in LRA's format."""
     sources, labels = ByteRows(), []
     for number, source, target in _rows(path):
         sources.add(_checked(source, path, number)[:max_len])

@@ -42,9 +42,6 @@ class RowsTask(Task):
 
         Returns:
             For each row where it is, its cells, and its label.
-
-        Raises:
-            DataError: the file is missing or malformed.
         """
 
     @abstractmethod
@@ -57,9 +54,6 @@ class RowsTask(Task):
 
         Returns:
             For each row where it is, its cells, and the fields of the columns to keep.
-
-        Raises:
-            DataError: the file is missing or malformed.
         """
 
     @abstractmethod
@@ -143,9 +137,6 @@ class RowsTask(Task):
         Args:
             place: Where the row is, for errors.
             cells: Its fields, one for each column of inputs.
-
-        Raises:
-            DataError: they can't be read; the message says where the row is.
         """
         with located(place):
             return KINDS[self.kinds()[0]].parse(cells)

@@ -23,9 +23,6 @@ class Pretraining(Task):
 
     Args:
         task: Its sequences are of tokens.
-
-    Raises:
-        ArgumentError: they are not.
     """
 
     def __init__(self, task: Task) -> None:

@@ -120,11 +120,7 @@ class Retrieval(Task):
 
 
 def read_pairs(path: Path, max_len: int) -> Examples:
-    """Read a file of pairs.
-
-    Raises:
-        DataError: the number of fields or a label is wrong, there are no rows, or the file is cut.
-    """
+    """Read a file of pairs."""
     first, second, labels = ByteRows(), ByteRows(), []
     for number, line in read_lines(path):
         fields = line.split(b"\t")

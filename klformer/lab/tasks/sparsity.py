@@ -192,11 +192,7 @@ class Sparsity(Task):
 def generate(
     num_examples: int, length: int, *, sparsity: float, seed: int, advance: Callable[[int], None] = lambda steps: None
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Balanced examples in random order: codes 2 a + (v = 1), (N, length), and labels sum + 4, (N,).
-
-    Raises:
-        DataError: a class hardly occurs, because too few positions matter.
-    """
+    """Balanced examples in random order: codes 2 a + (v = 1), (N, length), and labels sum + 4, (N,)."""
     generator = np.random.default_rng(seed)
     wanted = np.full(NUM_CLASSES, num_examples // NUM_CLASSES)
     wanted[: num_examples % NUM_CLASSES] += 1

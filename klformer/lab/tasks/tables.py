@@ -72,10 +72,6 @@ def read_table(
         columns: Their names.
         table_format: How the table is written; found out if it is not said.
         flags: For each column the flag that names another one, for errors.
-
-    Raises:
-        DataError: the file or a column is missing, a column is there twice, a row has too few or too many fields, or
-            the text is in another encoding.
     """
     chosen = table_format or TableFormat()
     wanted = _Columns(path, tuple(columns), tuple(flags))

@@ -61,11 +61,7 @@ class Classes(Targets):
 
     @staticmethod
     def learn(labels: Sequence[str]) -> "Classes":
-        """The classes of some labels: numbers in their own order, words in the alphabet's.
-
-        Raises:
-            ValueError: there are too few or too many.
-        """
+        """The classes of some labels: numbers in their own order, words in the alphabet's."""
         counts = Counter(labels)
         if len(counts) < 2:
             raise ValueError(f"must have two classes or more, got only {next(iter(counts))!r}")
@@ -130,11 +126,7 @@ def learn_targets(kind: TargetKind, labels: Sequence[str]) -> Targets:
 
 
 def targets_from_json(content: Mapping[str, Any]) -> Targets:
-    """What `as_json` describes.
-
-    Raises:
-        RunError: it does not.
-    """
+    """What `as_json` describes."""
     try:
         if content["kind"] == "classes":
             return Classes(content["counts"])
@@ -144,11 +136,7 @@ def targets_from_json(content: Mapping[str, Any]) -> Targets:
 
 
 def label_text(value: Any) -> str:
-    """A label as text: what csv has, or what other files hold, whole numbers without a point.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """A label as text: what csv has, or what other files hold, whole numbers without a point."""
     if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
         raise ValueError("the label is empty")
     if isinstance(value, float) and value.is_integer():

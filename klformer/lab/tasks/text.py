@@ -240,11 +240,7 @@ class Text(Task):
 
 
 def _reviews(folder: Path) -> list[Path]:
-    """The reviews of a folder by their number.
-
-    Raises:
-        DataError: there are none, or numbers are missing, as after an interrupted unpacking, or there twice.
-    """
+    """The reviews of a folder by their number."""
     if not is_folder(folder):
         raise DataError("the folder of reviews is missing", file=folder)
     numbered = []

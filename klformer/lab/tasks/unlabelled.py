@@ -57,9 +57,6 @@ def rows_of_texts(
         columns: Their names.
         keep: Columns that are passed on.
         flags: For each column the flag that names another one, for errors.
-
-    Raises:
-        DataError: the file is no table, a column is missing, or a cell is no text.
     """
     if path.suffix not in TABLE_SUFFIXES:
         names = " and ".join(map(repr, columns))
@@ -75,12 +72,7 @@ def rows_of_texts(
 def chunks_of_images(
     path: Path, keep: Sequence[str], size: int, suffixes: Sequence[str], read: Callable[[Path], AnyArray]
 ) -> Iterator[InputChunk]:
-    """An image, or all in a folder and below it, so many at a time, each as the sequence that `read` gives.
-
-    Raises:
-        ArgumentError: there are columns to keep, which images do not have.
-        DataError: there are no images.
-    """
+    """An image, or all in a folder and below it, so many at a time, each as the sequence that `read` gives."""
     if keep:
         raise ArgumentError(f"images have no columns to keep, got --keep {' '.join(keep)}")
     paths = sorted(_below(path, suffixes)) if is_folder(path) else [path]

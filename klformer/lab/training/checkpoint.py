@@ -65,11 +65,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
-
-    Raises:
-        RunError: it is not there, or damaged.
-    """
+    """The tensors of a safetensors file."""
     with _reading(path):
         return load_file(path)
 
@@ -85,11 +81,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
-    """Put weights into a model.
-
-    Raises:
-        RunError: those from `source` are another model's.
-    """
+    """Put weights into a model."""
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     check_shapes(found, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, source)
     model.load_state_dict(shared_like(weights, model))

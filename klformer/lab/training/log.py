@@ -26,9 +26,6 @@ class MetricsLog:
         path: The file of lines.
         events: The folder of TensorBoard's events.
         step: The step that the run goes on from; later lines are dropped.
-
-    Raises:
-        FileError: from every method, if a file can't be written.
     """
 
     def __init__(self, path: Path, events: Path, *, step: int) -> None:
@@ -83,11 +80,7 @@ class _Events:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a record, none if there is no such file; a last line that a crash cut off is left out.
-
-    Raises:
-        RunError: another line is damaged.
-    """
+    """The lines of a record, none if there is no such file; a last line that a crash cut off is left out."""
     if not path.exists():
         return []
     found = []

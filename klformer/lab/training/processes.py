@@ -55,11 +55,7 @@ class Layout:
 
 
 def make_layout(accelerator: Accelerator, parallel: ParallelConfig | None = None) -> Layout:
-    """How the processes share the work.
-
-    Raises:
-        ArgumentError: there are not enough processes, or one is left over.
-    """
+    """How the processes share the work."""
     world, num_parts = accelerator.num_processes, 1 if parallel is None else parallel.sequence
     if world % num_parts:
         raise ArgumentError(
@@ -90,11 +86,7 @@ def is_distributed() -> bool:
 
 
 def on_main_process(do: Callable[[], Result]) -> Result:
-    """Let the main process do something; all get its result.
-
-    Raises:
-        OtherProcessFailedError: in the other processes, if it failed there. Its own error is raised in the main one.
-    """
+    """Let the main process do something; all get its result."""
     outcome: list[Any] = [None]
     if is_main_process():
         try:

@@ -95,9 +95,6 @@ class Saver:
 
         Weights that were kept before there was a checkpoint are the only ones then. They stay until the run, which
         starts again, has come as far.
-
-        Raises:
-            RunError: all checkpoints are damaged, but there is a best model, which is worth more than a new start.
         """
         checkpoint = self.store.newest("step")
         best = self.store.newest("best")

@@ -40,11 +40,7 @@ class StopSignal:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Signals are noted inside, and handled as before afterwards.
-
-        Raises:
-            Interrupted: a second one came.
-        """
+        """Signals are noted inside, and handled as before afterwards."""
 
         def ask(number: int, _frame: FrameType | None) -> None:
             if self.number:

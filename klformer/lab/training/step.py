@@ -90,9 +90,6 @@ class Stepper:
 
         Args:
             draw: Numbers that what the objective draws is a function of.
-
-        Raises:
-            NotFinite: loss or gradient are not finite; the weights are as before.
         """
         sums = self._backward(indices, draw)
         names = [metric.name for metric in self.objective.metrics]

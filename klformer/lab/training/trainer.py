@@ -143,23 +143,14 @@ class Trainer:
         return target is not None and best is not None and self.metric.reaches(best, target)
 
     def resume(self) -> bool:
-        """Go on from the newest whole checkpoint; False if there is none yet. What is newer is removed.
-
-        Raises:
-            RunError: all checkpoints are damaged, but there is a best model, which starting over would remove.
-        """
+        """Go on from the newest whole checkpoint; False if there is none yet. What is newer is removed."""
         state = self.saver.restore()
         if state is not None:
             self.progress, self.totals = state
         return state is not None
 
     def run(self) -> None:
-        """Train to the end; nothing happens if that is reached already.
-
-        Raises:
-            Interrupted: SIGINT, SIGTERM or SIGHUP came, or whoever read the output has left; the state is saved.
-            RunError: loss or gradient are not finite any more, or a file can't be written.
-        """
+        """Train to the end; nothing happens if that is reached already."""
         if self.is_done:
             return
         log = self.open_log(self.progress.step) if self.accelerator.is_main_process else None
