@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,30 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def check_regular(path: Path) -> Path:
+    """Return a path that is no pipe and no device: reading those may never end.
+
+    Raises:
+        FileError: it is one; what is not there is for the reader to say.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileError(
+            f"{path} must be a regular file, not a {_KINDS.get(stat.S_IFMT(path.stat().st_mode), 'device')}"
+        )
+    return path
+
+
+_KINDS = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError also if it is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply ({error})") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds.
 
@@ -75,12 +100,12 @@ def read_json(path: Path) -> dict[str, Any]:
         FileError: the file can't be read, or holds something else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = check_regular(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"can't read {path}: {error}") from error
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise FileError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise FileError(f"{path} must hold an object, not a {type(content).__name__}")
@@ -97,6 +122,6 @@ def sync(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file's content, in hexadecimal digits."""
-    with path.open("rb") as file:
+    """The checksum of a file's content, in hexadecimal digits. Raises as `check_regular`."""
+    with check_regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

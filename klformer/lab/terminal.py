@@ -1,8 +1,17 @@
-"""Tables on screen: as wide as the terminal, or wide enough for all columns where there is none."""
+"""What is shown on a terminal: tables as wide as it is, and nothing that would command it."""
 
 import os
+import re
 
 from rich.console import Console
+
+#: Control characters but for line ends and tabs: what other people wrote must not move a cursor or set a title.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+
+
+def harmless(text: str) -> str:
+    """A text with its control characters written out, as \\x1b, but for line ends and tabs."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def make_console(least: int) -> Console:

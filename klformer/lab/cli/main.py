@@ -202,7 +202,9 @@ def _leave_processes() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"klformer: {message}", file=sys.stderr)
+    from klformer.lab.terminal import harmless
+
+    print(f"klformer: {harmless(message)}", file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -1,18 +1,26 @@
 """`klformer predict`: what a run says of rows without labels."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryDirectory
 
 import tyro
 
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, DataError
 from klformer.lab.cli.command import Command
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.predict import predict_file
 from klformer.lab.tasks import DataConfig
+from klformer.lab.tasks.progress import say
 from klformer.lab.training.progress import make_reporter
+
+#: Standard input, or standard output.
+PIPE = Path("-")
 
 
 @dataclass(frozen=True)
@@ -24,14 +32,16 @@ class Predict:
     trained with, if no `--data.*` says otherwise. Example:
 
       klformer predict runs/csv-reviews-laptop-gmm-rks-seed0 new.csv --out predictions.csv
+      cat new.csv | klformer predict runs/csv-reviews-laptop-gmm-rks-seed0 - --out - | head
     """
 
     run: tyro.conf.Positional[Path]
     """Folder of the run."""
     input: tyro.conf.Positional[Path]
-    """File to read: as the training file, without labels. For runs on images, a folder or an image."""
+    """File to read: as the training file, without labels; - is standard input, in the format of the training file. For
+    runs on images, a folder or an image."""
     out: Path
-    """File to write: .csv, .tsv, .jsonl or .parquet."""
+    """File to write: .csv, .tsv, .jsonl or .parquet; - is standard output, in csv."""
     draws: int = 10
     """Draws of the frequencies."""
     keep: tuple[str, ...] = ()
@@ -56,12 +66,41 @@ def run(options: Predict) -> None:
     """Predict, and say where the predictions are."""
     if options.draws < 1:
         raise ArgumentError(f"draws must be at least 1, got {options.draws}")
-    reporter = make_reporter(quiet=options.quiet)
+    is_shown = options.out == PIPE
+    reporter = make_reporter(quiet=options.quiet or is_shown)
     loaded = load_run(options.run, reporter, data=options.data)
-    count = predict_file(
-        loaded, options.input.expanduser(), options.out.expanduser(), draws=options.draws, keep=options.keep
-    )
+    with ExitStack() as until_end:
+        source, out = options.input.expanduser(), options.out.expanduser()
+        if PIPE in (source, out):
+            folder = Path(until_end.enter_context(TemporaryDirectory()))
+            source = _received(folder, loaded.config.data) if source == PIPE else source
+            out = folder / "out.csv" if is_shown else out
+            until_end.enter_context(_named_without(folder))
+        count = predict_file(loaded, source, out, draws=options.draws, keep=options.keep)
+        if is_shown:
+            with out.open("rb") as file:
+                copyfileobj(file, sys.stdout.buffer)
+    for sentence in loaded.task.notes():
+        say(f"note: {sentence}", quiet=options.quiet)
     reporter.say(f"{count:,} predictions in {options.out}")
+
+
+@contextmanager
+def _named_without(folder: Path) -> Iterator[None]:
+    """Errors name files in a temporary folder without it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(f"{folder}/", "")) from error
+
+
+def _received(folder: Path, data: DataConfig) -> Path:
+    """What comes over standard input as a file; tables are read more than once."""
+    train = getattr(data, "train", None)
+    path = folder / f"stdin{'.csv' if train is None else train.suffix}"
+    with path.open("wb") as file:
+        copyfileobj(sys.stdin.buffer, file)
+    return path
 
 
 COMMAND = Command(parse, run)

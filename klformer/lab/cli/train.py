@@ -10,7 +10,7 @@ from klformer.lab.cli.command import Command, is_given, peek
 from klformer.lab.cli.settings import DEFAULT_OUT, Settings, parse_settings
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
-from klformer.lab.runs.naming import run_name
+from klformer.lab.runs.naming import check_name, run_name
 from klformer.lab.runs.presets import DEFAULT_ATTENTION
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import make_reporter
@@ -56,7 +56,7 @@ def resumed(arguments: Sequence[str]) -> ExperimentConfig | None:
     peeked = peek(arguments, name=None, out=str(DEFAULT_OUT))
     if peeked.name is None or not is_given(arguments, "resume"):
         return None
-    run = RunFolder(Path(peeked.out).expanduser() / peeked.name)
+    run = RunFolder(Path(peeked.out).expanduser() / check_name(peeked.name))
     if not run.is_run():
         raise RunError(f"there is no run {run} to go on with; without --resume it is started{_others(run.path.parent)}")
     return run.config()
@@ -78,7 +78,7 @@ def train(options: Train, **changes: Any) -> None:
     config = options.experiment(AttentionSpec.parse(options.attention), options.seed)
     start = None if options.init_from is None else options.init_from.expanduser().absolute()
     config = config.model_copy(update={"init_from": start, **changes})
-    folder = options.out.expanduser() / (options.name or run_name(config))
+    folder = options.out.expanduser() / (run_name(config) if options.name is None else check_name(options.name))
     train_run(config, folder, resume=options.resume, reporter=make_reporter(quiet=options.quiet))
 
 

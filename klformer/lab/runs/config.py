@@ -1,6 +1,5 @@
 """The whole description of an experiment: one frozen tree, JSON in and out, unknown keys refused."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 
 from klformer.config import Config, describe_problems
 from klformer.errors import ArgumentError, RunError
+from klformer.files import check_regular, parse_json
 from klformer.lab.tasks import TASKS, DataConfig, Task, build_task
 from klformer.lab.tasks.pretraining import Pretraining
 from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
@@ -75,9 +75,9 @@ class ExperimentConfig(Config):
     @staticmethod
     def from_file(path: Path) -> "ExperimentConfig":
         """Read what `to_json` wrote."""
-        content = path.read_bytes()
+        content = check_regular(path).read_bytes()
         with suppress(ValueError):  # which the next line says in its own words
-            check_format(json.loads(content), path.parent)
+            check_format(parse_json(content), path.parent)
         try:
             return ExperimentConfig.model_validate_json(content)
         except ValidationError as error:

@@ -11,7 +11,6 @@ Everything later (evaluation, comparison, analysis, reports) reads such folders 
 
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from klformer.config import Config, describe_problems
 from klformer.errors import RunError
-from klformer.files import read_json, replacing, write_json, write_text
+from klformer.files import check_regular, parse_json, read_json, replacing, write_json, write_text
 from klformer.lab.data import Examples
 from klformer.lab.runs.changes import MAY_CHANGE, changes
 from klformer.lab.runs.config import ExperimentConfig, check_format
@@ -260,7 +259,7 @@ class RunFolder:
         if not path.exists():
             return
         try:
-            recorded = json.loads(path.read_bytes())
+            recorded = parse_json(check_regular(path).read_bytes())
             pairs = {split: (_sizes(recorded[split]), _sizes(_fingerprint(splits[split]))) for split in splits}
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(

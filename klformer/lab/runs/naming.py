@@ -4,13 +4,29 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from klformer.errors import ArgumentError
 from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.find import PASSED_OVER
 from klformer.lab.runs.presets import usual_options
 from klformer.lab.training.metrics import Metric
 from klformer.models import AttentionSpec
 
 #: Ends the name of a setting whose runs start from pretrained ones.
 PRETRAINED = "-pretrained"
+
+
+def check_name(name: str) -> str:
+    """Return a name for a run's folder.
+
+    Raises:
+        ArgumentError: it names another place, or a folder in which nobody looks for runs.
+    """
+    if name in PASSED_OVER or name.startswith(".") or not name.isprintable() or set(name) & {"/", "\\"} or not name:
+        raise ArgumentError(
+            f"--name must be the name of a folder, without / and not beginning with a dot, got {name!r}; --out says "
+            "where it is"
+        )
+    return name
 
 
 def attention_label(config: ExperimentConfig) -> str:

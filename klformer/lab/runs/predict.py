@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from klformer.errors import ArgumentError, RunError
 from klformer.lab.data import BucketSampler, Examples, collate
 from klformer.lab.runs.load import LoadedRun
 from klformer.lab.runs.table_writer import TableWriter, writing_table
@@ -45,6 +46,7 @@ def predict_file(loaded: LoadedRun, path: Path, out: Path, *, draws: int, keep: 
         draws: Draws of the frequencies.
         keep: Columns of the file that are passed on.
     """
+    _check_place(loaded, path, out)
     names = loaded.task.class_names() or _numbered(loaded)
     count = 0
     with writing_table(out, _columns(loaded.task.row_column, names, keep)) as writer:
@@ -52,6 +54,14 @@ def predict_file(loaded: LoadedRun, path: Path, out: Path, *, draws: int, keep: 
             _write(writer, chunk, answer(loaded, chunk, draws=draws), names)
             count += len(chunk.rows)
     return count
+
+
+def _check_place(loaded: LoadedRun, path: Path, out: Path) -> None:
+    """Predictions take the place of no file that they are made from."""
+    files = [value for value in dict(loaded.config.data).values() if isinstance(value, Path)]
+    read = [path, *files, *loaded.run.path.glob("*.*")]
+    if out.exists() and any(file.exists() and out.samefile(file) for file in read):
+        raise ArgumentError(f"--out must be another file than those that are read, got {str(out)!r}")
 
 
 def answer(loaded: LoadedRun, chunk: InputChunk, *, draws: int) -> Answers:
@@ -69,6 +79,9 @@ def answer(loaded: LoadedRun, chunk: InputChunk, *, draws: int) -> Answers:
             outputs = outputs_of_draws(model, batch, numbers, seed=loaded.config.seed, outputs=objective.outputs)
             answers = objective.answers(outputs.double())
             mean[indices] = answers.mean(0).cpu().numpy()
+            if not np.isfinite(mean[indices]).all():
+                wrong = next(index for index in indices if not np.isfinite(mean[index]).all())
+                raise RunError(f"{loaded.folder}: the model's answer to row {chunk.rows[wrong]} is not a finite number")
             if len(numbers) > 1:
                 deviation[indices] = torch.std(answers, 0).cpu().numpy()
     return Answers(mean, deviation)

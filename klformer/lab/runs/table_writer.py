@@ -1,15 +1,20 @@
-"""Tables that are written some rows at a time, and are there as a whole or not at all: csv, tsv, jsonl, parquet."""
+"""Tables that are written some rows at a time, and are there as a whole or not at all: csv, tsv, jsonl, parquet.
+
+csv and tsv are opened with spreadsheets and shown on terminals: a text that begins like a formula has an apostrophe
+before it there, and control characters are written out. jsonl and parquet have every text as it is.
+"""
 
 import csv
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from klformer.errors import ArgumentError
 from klformer.files import replacing
+from klformer.lab.terminal import harmless
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -35,6 +40,19 @@ class TableWriter(ABC):
         """Write what is left."""
 
 
+def _cell(value: Any) -> Any:
+    """A value as csv is to have it: no text is a formula, or commands a terminal."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    with suppress(ValueError):
+        float(text)  # -1 is a number
+        return text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 class _Delimited(TableWriter):
     delimiter = ","
 
@@ -42,11 +60,11 @@ class _Delimited(TableWriter):
         super().__init__(path, columns)
         self._file = path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, delimiter=self.delimiter, lineterminator="\n")
-        self._writer.writerow(self.columns)
+        self._writer.writerow(map(_cell, self.columns))
 
     def write(self, rows: Sequence[Sequence[Any]]) -> None:
         for row in rows:
-            self._writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+            self._writer.writerow(map(_cell, row))
 
     def close(self) -> None:
         self._file.close()

@@ -1,6 +1,6 @@
 """One run: data, model and training put together, and the result written down."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,14 +21,20 @@ from klformer.lab.runs.init_from import PretrainedRun
 from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.lab.tasks import Split, Task
 from klformer.lab.training.callbacks import Callback, Milestones
-from klformer.lab.training.class_report import commonest_share
+from klformer.lab.training.class_report import MOST_CLASSES, commonest_share
 from klformer.lab.training.movement import KernelMovement
 from klformer.lab.training.objective import Objective
+from klformer.lab.training.objectives import Classification
 from klformer.lab.training.processes import Layout, make_accelerator, make_layout, on_main_process
 from klformer.lab.training.progress import Reporter, SilentReporter
 from klformer.lab.training.seeds import derived_seed
 from klformer.lab.training.trainer import Trainer
 from klformer.memory import peak_memory, reset_peak_memory
+
+#: A test set of fewer examples is noted.
+FEW_TESTS = 100
+#: A model with so high an accuracy in training has learned its examples by heart, if it fails on others.
+FITTED = 0.9
 
 
 def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter: Reporter) -> dict[str, Any]:
@@ -59,8 +65,29 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
     if "confusion" in result["test"]:
         reporter.say(f"the commonest class of the test set alone gives {100 * commonest_share(result['test']):.2f}%")
+        if is_no_better(result["test"]):
+            reporter.say(f"note: that is not significantly better than the commonest class. {_next_step(config, run)}")
     reporter.say(f"results in {folder}")
     return result
+
+
+def is_no_better(test: Mapping[str, Any]) -> bool:
+    """Whether an accuracy is within two standard errors of the commonest class's, or below."""
+    share = commonest_share(test)
+    return bool(test["accuracy"] <= share + 2 * (share * (1 - share) / test["num_examples"]) ** 0.5)
+
+
+def _next_step(config: ExperimentConfig, run: RunFolder) -> str:
+    """What to try when nothing was learned that holds for other examples."""
+    steps = run.metrics("train")
+    reached = sum(line["accuracy"] for line in steps[-5:]) / max(1, len(steps[-5:]))
+    best = f"In training it was right in {100 * reached:.0f}% at the end"
+    if reached > FITTED:
+        return f"{best}: more examples help, a run to start from (--init-from), or --model.dropout 0.3"
+    width = "" if config.model.convolution_width else ", --model.convolution-width 3"
+    tokens = getattr(config.data, "tokens", None)
+    pieces = ", --data.tokens.kind wordpiece" if tokens is not None and tokens.kind == "bytes" else ""
+    return f"{best}: try more --training.max-steps, another --optimiser.learning-rate{width}{pieces}"
 
 
 def _train(
@@ -117,7 +144,7 @@ def _train(
     going_on = resume and trainer.resume()
     _check_end(config, before, trainer, run)
     on_main_process(lambda: run.write_beginning(config, before, task, knowledge, splits))
-    _introduce(config, task, model, splits["train"], run, reporter)
+    _introduce(config, task, model, splits, run, reporter)
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")
         _note_other_schedule(config, before, reporter)
@@ -203,11 +230,12 @@ def _introduce(
     config: ExperimentConfig,
     task: Task,
     model: nn.Module,
-    train: Examples,
+    splits: Mapping[Split, Examples],
     run: RunFolder,
     reporter: Reporter,
 ) -> None:
     """Say what is going to happen."""
+    train = splits["train"]
     parameters = sum(p.numel() for p in model.parameters())
     reporter.say(f"{config.task} with {attention_label(config)}, preset {config.preset}, seed {config.seed} -> {run}")
     reporter.say(f"{len(train):,} training examples from {task.location()}; {parameters:,} parameters")
@@ -215,7 +243,7 @@ def _introduce(
         f"{_describe_length(config)}, evaluated every {config.training.evaluate_every:,} steps; "
         "Ctrl-C saves and stops, --resume goes on"
     )
-    for sentence in task.notes():
+    for sentence in [*task.notes(), *notes_of_splits(task, splits)]:
         reporter.say(f"note: {sentence}")
     sampler = BucketSampler(train.lengths, batch_size=config.training.batch_size, seed=config.seed)
     padding = padding_report(train.lengths, sampler.batches(0))
@@ -224,6 +252,18 @@ def _introduce(
         f"length buckets: {padded:,.0f} tokens an example with padding, {real:,.0f} real ones; "
         f"padding all to the longest would take {padding.longest / padding.padded:.2f}x"
     )
+
+
+def notes_of_splits(task: Task, splits: Mapping[Split, Examples]) -> Iterator[str]:
+    """What makes a result say little: a small test set, and classes that a split lacks."""
+    if (size := len(splits["test"])) < FEW_TESTS:
+        yield f"the test set has only {size} examples: each that is right or wrong counts {100 / size:.1f} points"
+    objective = task.objective()
+    if isinstance(objective, Classification) and objective.num_outputs <= MOST_CLASSES:
+        names = task.class_names() or [str(number) for number in range(objective.num_outputs)]
+        for split, examples in splits.items():
+            if absent := [name for number, name in enumerate(names) if number not in examples.targets]:
+                yield f"{split} has no example of {len(absent)} of {len(names)} classes, such as {absent[0]}"
 
 
 def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, run: RunFolder) -> dict[str, Any]:

@@ -373,6 +373,13 @@ class Task(ABC):
     def _cut(self, examples: Examples, start: int, end: int) -> Examples:
         """What a split gets of examples that are held out in part: a piece of a seeded random order."""
         order = np.random.default_rng((self.config.seed, _HOLDOUT_STREAM)).permutation(len(examples))
+        if self.config.stratified and examples.targets.dtype == np.int64 and examples.targets.ndim == 1:
+            # The examples of each class evenly spread, so that every piece has its share of them.
+            place = np.zeros(len(order))
+            for number in np.unique(examples.targets):
+                (of_class,) = np.nonzero(examples.targets[order] == number)
+                place[of_class] = (np.arange(len(of_class)) + 0.5) / len(of_class)
+            order = order[np.argsort(place, kind="stable")]
         return examples.take(np.sort(order[start:end]))
 
     def _read_part(self, part: Split) -> Examples:

@@ -38,6 +38,9 @@ class DataConfig(Config):
     holdout_fraction: float = Field(0.1, gt=0, lt=1)
     """Part of the training set that is held out for validation by the protocol "holdout"."""
 
+    stratified: bool = False
+    """Hold out the same part of every class."""
+
     max_len: int | None = Field(None, ge=1)
     """Longest sequence: longer ones are cut, and generated ones are made this long at most. Default: the task's own."""
 

@@ -55,6 +55,9 @@ class CsvData(DataConfig, TableFormat):
     target: TargetKind = "classes"
     """classes: labels are names, of any number of classes. number: a regression."""
 
+    on_missing: Literal["error", "skip", "empty"] = "error"
+    """Where a text or a label is missing: stop, leave out the row, or read a missing text as an empty one."""
+
     tokens: TokensConfig = Field(default_factory=TokensConfig)
     """How texts become sequences."""
 
@@ -127,14 +130,42 @@ class Csv(RowsTask):
                 )
             raise nothing_usable(self.root, (_looked_for(), "--data.train FILE"))
         flags = [*self._flags(), "--data.label-column"]
-        for place, fields in read_table(path, [*self._columns(), self.config.label_column], self.config, flags=flags):
+        for place, fields in self._rows(path, [*self._columns(), self.config.label_column], flags, needed=None):
             yield place, fields[:-1], fields[-1]
 
     def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
         columns = self._columns()
         flags = [*self._flags(), *(["--keep"] * len(keep))]
-        for place, fields in read_table(_checked(path), [*columns, *keep], self.config, flags=flags):
+        for place, fields in self._rows(_checked(path), [*columns, *keep], flags, needed=len(columns)):
             yield place, fields[: len(columns)], fields[len(columns) :]
+
+    def _rows(
+        self, path: Path, columns: Sequence[str], flags: Sequence[str], *, needed: int | None
+    ) -> Iterator[tuple[Place, tuple[Any, ...]]]:
+        """The rows of a table without those that are to be left out; the first `needed` fields must be there."""
+        for place, fields in read_table(path, columns, self.config, flags=flags):
+            missing = [name for name, field in zip(columns, fields[:needed], strict=False) if _is_missing(field)]
+            if missing:
+                if self.config.on_missing == "error":
+                    raise place.error(
+                        f"the column {missing[0]!r} is empty; --data.on-missing skip leaves such rows out"
+                    )
+                self._incomplete.setdefault(path, set()).add(place.number)
+            if not missing or self.config.on_missing == "empty":
+                yield place, fields
+
+    def parsed(self, place: Place, cells: Sequence[Any]) -> Any:
+        if self.config.on_missing == "empty" and self.config.inputs == "text" and any(map(_is_missing, cells)):
+            return tuple("" if _is_missing(cell) else cell for cell in cells)
+        return super().parsed(place, cells)
+
+    def notes(self) -> list[str]:
+        """Those of every table, and how many rows of each file are not complete."""
+        done = "left out" if self.config.on_missing == "skip" else "read as empty"
+        return super().notes() + [
+            f"rows of {path.name} without a text or a label: {len(rows):,}, {done}; the first is in line {min(rows)}"
+            for path, rows in self._incomplete.items()
+        ]
 
     def _columns(self) -> list[str]:
         second = self.config.second_column
@@ -153,6 +184,11 @@ class Csv(RowsTask):
             return None  # whatever is in the root belongs to something else
         names = [f"{stem}{suffix}" for stem in _STEMS[part] for suffix in TABLE_SUFFIXES]
         return first_existing(self.root / name for name in names)
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether there is nothing in a field: no text, null, or not a number."""
+    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
 
 
 def _looked_for() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from klformer.errors import DataError
-from klformer.files import sha256, write_text
+from klformer.files import check_regular, parse_json, sha256, write_text
 from klformer.lab.tasks.progress import say
 
 MANIFEST = "manifest.json"
@@ -63,8 +63,9 @@ def first_existing(paths: Iterable[Path]) -> Path | None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns what the system says of a file that can't be read into a DataError."""
+    """Turns what the system says of a file that can't be read into a DataError. Pipes and devices are a FileError."""
     try:
+        check_regular(path)
         yield
     except FileNotFoundError as error:
         raise DataError("the file is missing", file=path) from error
@@ -73,15 +74,9 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines without their ends.
-
-    Raises:
-        DataError: the file can't be read, or its last line has no end: nobody knows then whether it is whole.
-    """
+    """Line numbers, from 1, and lines without their ends, which the last may lack. Raises DataError as `reading`."""
     with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                raise DataError("the last line has no line end: the file seems to be cut", file=path, line=number)
             yield number, line.rstrip(b"\r\n")
 
 
@@ -179,7 +174,7 @@ class GeneratedFolder:
         manifest_path = self.path / MANIFEST
         try:
             with reading(manifest_path):
-                manifest = json.loads(manifest_path.read_bytes())
+                manifest = parse_json(manifest_path.read_bytes())
             settings, entry = manifest["settings"], manifest["files"][name]
             rows, size, digest = int(entry["rows"]), int(entry["bytes"]), str(entry["sha256"])
         except (ValueError, KeyError, TypeError) as error:

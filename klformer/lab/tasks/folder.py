@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from klformer.errors import ArgumentError, DataError, RunError
+from klformer.files import check_regular
 from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
 from klformer.lab.tasks.base import InputChunk, Knowledge, Task
@@ -196,7 +197,7 @@ def read_image(path: Path, size: int, *, colour: bool) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as opened:
+        with Image.open(check_regular(path)) as opened:
             image: Any = ImageOps.exif_transpose(opened)
             if image.mode.startswith("I;16"):  # 16 bits a pixel, which Pillow would cut at 255
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

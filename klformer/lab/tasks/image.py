@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klformer.errors import DataError
+from klformer.files import check_regular
 from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.cifar_pickle import read_python_batch
@@ -126,7 +127,7 @@ class PngFolder(ImageSource):
         return np.stack(pixels), np.asarray(labels, np.int64)
 
     def _class_names(self) -> list[str]:
-        """Names of the classes, sorted. A class must have one number in train and test, and so the names be the same."""
+        """Names of the classes, sorted. A class has one number in train and test: the names must be the same."""
         train, test = (self._folder_names(self.folder / part) for part in ("train", "test"))
         if train != test:
             missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))
@@ -150,7 +151,7 @@ class PngFolder(ImageSource):
         from PIL import Image, UnidentifiedImageError
 
         try:
-            with Image.open(path) as image:
+            with Image.open(check_regular(path)) as image:
                 rgb = np.asarray(image.convert("RGB"))
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
             raise DataError(f"is not a whole png image: {error}", file=path) from error

@@ -1,7 +1,6 @@
 """How the cells of somebody's own table become sequences: texts by tokens, whole numbers as they are, other numbers
 scaled. What that takes is learned from the training rows, and remembered as JSON."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -9,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from klformer.errors import RunError
+from klformer.files import parse_json
 from klformer.lab.data import InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
 from klformer.lab.tokens import Tokens, TokensConfig, make_tokens, tokens_from_json
@@ -175,7 +175,7 @@ def _numbers(cell: Any) -> AnyArray:
     """The numbers of a cell: a list, a list in JSON, or numbers between spaces, commas or semicolons."""
     if isinstance(cell, str):
         text = cell.strip()
-        cell = json.loads(text) if text.startswith("[") else text.replace(",", " ").replace(";", " ").split()
+        cell = parse_json(text) if text.startswith("[") else text.replace(",", " ").replace(";", " ").split()
     elif isinstance(cell, int | float):
         cell = [cell]
     try:

@@ -21,6 +21,9 @@ from klformer.lab.tasks.unlabelled import chunks_of_rows
 from klformer.lab.tokens import TokensConfig
 from klformer.lab.training.objective import Objective
 
+#: A row of so many lines is longer than most; somebody is to look at it.
+MANY_LINES = 10
+
 
 class RowsTask(Task):
     """A task made of rows of cells with a label each."""
@@ -30,6 +33,10 @@ class RowsTask(Task):
         self._inputs: Inputs | None = None
         self._targets: Targets | None = None
         self._adopted: Knowledge = {}
+        # Rows that span many lines, and how many: a stray quote may have made them.
+        self._long: dict[tuple[Path, int], int] = {}
+        # Rows that lack something, by the file.
+        self._incomplete: dict[Path, set[int]] = {}
         # The last part that was read, which train, validation and test may all be parts of.
         self._last: tuple[Split, Examples] | None = None
 
@@ -42,6 +49,9 @@ class RowsTask(Task):
 
         Returns:
             For each row where it is, its cells, and its label.
+
+        Raises:
+            DataError: the file is missing or malformed.
         """
 
     @abstractmethod
@@ -138,8 +148,21 @@ class RowsTask(Task):
             place: Where the row is, for errors.
             cells: Its fields, one for each column of inputs.
         """
+        if place.lines > MANY_LINES:
+            self._long[place.path, place.number] = place.lines
         with located(place):
             return KINDS[self.kinds()[0]].parse(cells)
+
+    def notes(self) -> list[str]:
+        """Those of every task, and the longest row of each file that has very long ones."""
+        longest = {
+            path: (lines, number) for (path, number), lines in sorted(self._long.items(), key=lambda row: row[1])
+        }
+        return super().notes() + [
+            f"the row in line {number} of {path.name} spans {lines} lines; if a stray quote has swallowed rows, "
+            "--data.no-quoted takes quotes as text"
+            for path, (lines, number) in longest.items()
+        ]
 
     def _parsed(self, part: Split, check: Any = None) -> tuple[Place, list[Any], list[str]]:
         """Where the last row of a part is, and all cells and labels; each label is shown to `check`."""

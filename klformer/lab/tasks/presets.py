@@ -43,6 +43,7 @@ LAPTOP_DEFAULT: Preset = {
 
 #: For data of one's own, of whatever kind.
 LAPTOP_OWN_DATA: Preset = {
+    "data": {"stratified": True},
     "model": {
         "num_layers": 2, "num_heads": 4, "model_dim": 64, "head_dim": 16, "ffn_dim": 128, "head_hidden_dim": 128,
         "dropout": 0.1, "positions": "learned", "pooling": "mean",

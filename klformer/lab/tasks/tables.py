@@ -1,9 +1,12 @@
-"""Tables with named columns: csv, tsv, jsonl and parquet, read row by row, so that they may be larger than memory."""
+"""Tables with named columns: csv, tsv, jsonl and parquet, read row by row, so that they may be larger than memory.
+
+pyarrow reads parquet. Its readers of csv and jsonl do not say in which line a row is wrong, take stray quotes without a
+word, need whole fields in a block, and turn texts that look like dates into dates: Python's own read those.
+"""
 
 import codecs
 import csv
 import io
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from typing import Any, TextIO
 
 from klformer.config import Config
 from klformer.errors import DataError
+from klformer.files import parse_json
 from klformer.lab.tasks.files import reading
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
@@ -21,6 +25,8 @@ DELIMITERS = (",", ";", "\t", "|")
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 #: Rows of parquet that are in memory at a time.
 _PARQUET_ROWS = 4096
+# Documents may be longer than the module's limit of 131,072 characters a field.
+csv.field_size_limit(sys.maxsize)
 
 
 class TableFormat(Config):
@@ -50,11 +56,13 @@ class Place:
     Args:
         path: The file.
         number: From 1.
+        lines: How many lines of a text the row spans.
     """
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, lines: int = 1) -> None:
         self.path = path
         self.number = number
+        self.lines = lines
 
     def error(self, problem: str) -> DataError:
         """An error in this row."""
@@ -147,8 +155,7 @@ def _read_delimited(path: Path, file: TextIO, wanted: _Columns, chosen: TableFor
     delimiter = _delimiter(path, wanted, chosen)
     quoting: Any = csv.QUOTE_MINIMAL if chosen.quoted else csv.QUOTE_NONE
     reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=chosen.quoted)
-    # Documents may be longer than the module's limit of 131,072 characters a field, which is global.
-    limit = csv.field_size_limit(sys.maxsize)
+    end = 0
     try:
         # A line without anything in it is no row.
         header = list(chosen.column_names) or next((row for row in reader if row), [])
@@ -170,13 +177,12 @@ def _read_delimited(path: Path, file: TextIO, wanted: _Columns, chosen: TableFor
                     file=path,
                     line=start,
                 )
-            yield Place(path, start), tuple(row[position] for position in positions)
+            yield Place(path, start, end - start + 1), tuple(row[position] for position in positions)
     except csv.Error as error:
-        raise DataError(
-            f"can't be parsed: {error}; --data.no-quoted takes quotes as text", file=path, line=reader.line_num
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
+        problem = f"can't be parsed: {error}"
+        if reader.line_num > end + 1:
+            problem = f"a quote that opens in this row is not closed properly up to line {reader.line_num} ({error})"
+        raise DataError(f"{problem}; --data.no-quoted takes quotes as text", file=path, line=end + 1) from error
 
 
 def _delimiter(path: Path, wanted: _Columns, chosen: TableFormat) -> str:
@@ -206,7 +212,7 @@ def _read_jsonl(path: Path, file: TextIO, wanted: _Columns) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            content = json.loads(line)
+            content = parse_json(line)
         except ValueError as error:
             raise DataError(f"is not JSON: {error}; a line must be one object", file=path, line=number) from error
         if not isinstance(content, dict):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from klformer.distributed.sharding import placed_like, shared_like, whole
 from klformer.errors import FileError, RunError
-from klformer.files import sha256, sync, writing
+from klformer.files import check_regular, parse_json, sha256, sync, writing
 
 WEIGHTS, OPTIMISER, MANIFEST = "weights.safetensors", "optimiser.safetensors", "manifest.json"
 
@@ -73,6 +73,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
+        check_regular(path)
         yield
     except FileNotFoundError as error:
         raise RunError(f"{path} is not there") from error
@@ -84,6 +85,8 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
     """Put weights into a model."""
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     check_shapes(found, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, source)
+    if broken := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
+        raise RunError(f"{source} has weights that are not finite numbers, such as {broken[0]}: it can tell nothing")
     model.load_state_dict(shared_like(weights, model))
 
 
@@ -210,7 +213,7 @@ class _NotWhole(Exception):  # noqa: N818 - found and passed over
 def _open(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, if it is as it was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = parse_json(check_regular(folder / MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
             raise _NotWhole(f"{MANIFEST} does not match its checksum")
         for name, digest in _files_of(manifest).items():
@@ -220,7 +223,7 @@ def _open(folder: Path) -> Checkpoint:
         raise _NotWhole(f"{MANIFEST} is not readable") from error
     except FileNotFoundError as error:
         raise _NotWhole(f"{Path(str(error.filename)).name} is missing") from error
-    except OSError as error:
+    except (OSError, FileError) as error:
         raise _NotWhole(str(error)) from error
     return Checkpoint(folder, manifest["step"], manifest["info"])
 

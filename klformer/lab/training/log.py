@@ -16,7 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from klformer.errors import RunError
-from klformer.files import write_text, writing
+from klformer.files import check_regular, parse_json, write_text, writing
 
 
 class MetricsLog:
@@ -84,9 +84,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(check_regular(path).read_bytes().split(b"\n")[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             record = None
         if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record):

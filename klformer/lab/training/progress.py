@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from klformer.lab.terminal import harmless
 from klformer.lab.training.metrics import Metric
 
 
@@ -112,7 +113,7 @@ class PlainReporter(Reporter):
         self._started = self._last = time.monotonic()
 
     def say(self, message: str) -> None:
-        print(f"{self._label}{message}", flush=True)
+        print(f"{self._label}{harmless(message)}", flush=True)
 
     def start(self, step: int, total_steps: int) -> None:
         self._first_step, self._total_steps = step, total_steps
@@ -148,7 +149,7 @@ class LiveReporter(Reporter):
         self._task: TaskID | None = None
 
     def say(self, message: str) -> None:
-        self._progress.console.print(f"{self._label}{message}", highlight=False, markup=False)
+        self._progress.console.print(f"{self._label}{harmless(message)}", highlight=False, markup=False)
 
     def start(self, step: int, total_steps: int) -> None:
         self._task = self._progress.add_task(

@@ -117,6 +117,11 @@ def test_list(capsys):
         (["compare", "--attentions", "softmax", "--seeds", "1", "1"], "twice: sparsity0.5-laptop-softmax-seed1"),
         (["eval", "nowhere", "--draws", "0"], "draws must be at least 1, got 0"),
         (["analyze", "varience"], "unknown analysis 'varience'; did you mean 'variance'?"),
+        *(
+            (["train", "--name", name, *more], "--name must be the name of a folder, without / and not beginning with")
+            for name in ("../../x", "/etc/x", "..", ".", "", "a\nb", "a/b", ".hidden", "checkpoints")
+            for more in ([], ["--resume"])
+        ),
         (["bench", "modle"], "unknown benchmark 'modle'; did you mean 'model'?"),
     ],
 )

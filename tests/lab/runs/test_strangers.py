@@ -1,11 +1,17 @@
 """Runs of other people: their configuration steers nothing that the user has not asked for."""
 
 import json
+import os
+import signal
 
 import pytest
-from run_support import tiny
+import torch
+from run_support import sealed, tiny
+from safetensors.torch import load_file, save_file
 
-from klformer.errors import DataError, RunError
+from klformer.errors import DataError, RunError, UserError
+from klformer.files import sha256
+from klformer.lab.report.collect import collect
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import SilentReporter
@@ -52,3 +58,63 @@ def test_data_is_not_generated_wherever_a_configuration_says(run, tmp_path, monk
     edit(run, "data", root=None)
     monkeypatch.setenv("KLFORMER_DATA", str(tmp_path / "cache"))
     assert len(load_run(run, SilentReporter()).examples("test")) == 45
+
+
+READ = [
+    "config.json",
+    "knowledge.json",
+    "data.json",
+    "checkpoints/*/manifest.json",
+    "checkpoints/*/weights.safetensors",
+]
+
+
+def evaluated(folder):
+    load_run(folder, SilentReporter()).examples("test")
+
+
+@pytest.mark.parametrize("read", [evaluated, lambda folder: collect([folder.parent])])
+@pytest.mark.parametrize("name", [*READ, "task.json", "metrics.jsonl", "result.json"])
+def test_only_regular_files_are_read(run, name, read):
+    """A pipe would be waited for, and a device read, for ever."""
+    for path in list(run.glob(name)):
+        path.unlink()
+        if "*" in name:
+            path.symlink_to("/dev/zero")
+        else:
+            os.mkfifo(path)
+
+    def too_long(number, frame):
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(20)
+    try:
+        if read is evaluated and name in READ:
+            with pytest.raises(UserError):
+                read(run)
+        else:
+            read(run)
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", ["config.json", "knowledge.json", "data.json", "checkpoints/*/manifest.json"])
+def test_deep_json_is_refused_in_words(run, name):
+    for path in run.glob(name):
+        path.write_text('{"a":' * 100_000)
+    with pytest.raises(UserError):
+        evaluated(run)
+
+
+def test_weights_that_are_not_finite_tell_nothing(run):
+    for folder in run.glob("checkpoints/*"):
+        weights = load_file(folder / "weights.safetensors")
+        name = min(weights)
+        weights[name] = torch.full_like(weights[name], torch.nan)
+        save_file(weights, folder / "weights.safetensors")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"]["weights.safetensors"] = sha256(folder / "weights.safetensors")
+        (folder / "manifest.json").write_text(sealed(manifest))
+    with pytest.raises(RunError, match=f"has weights that are not finite numbers, such as {name}"):
+        load_run(run, SilentReporter())

@@ -3,18 +3,23 @@ file, row and flag."""
 
 import codecs
 import csv
+import io
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
+import torch
 from cli_support import fails, run
 from pyarrow import parquet
 
-from klformer.errors import DataError
+from klformer.errors import DataError, FileError
+from klformer.lab.cli.main import main
 from klformer.lab.tasks import build_task
 from klformer.lab.tasks.csv import CsvData
-from klformer.lab.training.objectives import Regression
+from klformer.lab.training.objectives import Classification, Regression
 
 ROWS = [("one; good", "yes"), ('two "bad"', "no"), ("three\nlines", "yes"), ("vier", "maybe")] * 10
 SMALL = [
@@ -123,14 +128,24 @@ BAD = "data.csv"
             r"line 3: a row must have 2 fields, as the header, got 3; .*--data\.delimiter",
         ),
         (b"text:label\nx:1\n", {}, r"has no column 'text'; its columns are text:label; .*--data\.delimiter"),
-        (b"text,label\nx,1\n,2\n", {}, "line 3: the text is empty"),
-        (b"text,label\nx,1\ny,\n", {}, "line 3: the label is empty"),
+        (b"text,label\nx,1\n,2\n", {}, r"line 3: the column 'text' is empty; --data\.on-missing skip"),
+        (b"text,label\nx,1\ny,\n", {}, "line 3: the column 'label' is empty"),
         (b"text,label\nx,1\ny,1\n", {}, "the column of labels must have two classes or more, got only '1'"),
         (b"text,label\nx,a\n", {"target": "number"}, "must be a finite number, got 'a'; --data.target classes"),
         (b"text,label\n1 2,a\n1 x,b\n", {"inputs": "integers"}, "line 3: must hold numbers: .*'x'"),
         (b"text,label\n1 2.5,a\n", {"inputs": "integers"}, "line 2: must hold whole numbers; --data.inputs floats"),
         (b"text,label\n1 nan,a\n", {"inputs": "floats"}, "line 2: must hold finite numbers"),
-        (b'text,label\n"x,1\n', {}, r"can't be parsed: .*--data\.no-quoted"),
+        (b'text,label\n"x,1\n', {}, r"line 2: can't be parsed: .*--data\.no-quoted"),
+        (
+            b'text,label\ny,1\n"x,1\ny,2\ny,3\n',
+            {},
+            r"line 3: a quote that opens in this row is not closed properly up to line 5",
+        ),
+        (
+            b'text,label\ny,1\n"x,1\ny,2\n"y",3\n',
+            {},
+            r"line 3: a quote that opens in this row is not closed properly up to line 5",
+        ),
         (b"text,label\nx,1\n", {"encoding": "latin1x"}, r"data\.encoding must be one that Python knows"),
         (b"text,label\nx,1\n", {"delimiter": "ab"}, r"data\.delimiter must be one character"),
     ],
@@ -165,7 +180,7 @@ def test_other_malformed_files(tmp_path):
     with pytest.raises(DataError, match=r"b\.jsonl, line 2: has no column 'label'"):
         task(train=tmp_path / "b.jsonl").load("train")
     path = write(tmp_path / "c.parquet", [("x", "1"), (None, "2")])
-    with pytest.raises(DataError, match=r"c\.parquet, row 2: must hold text, got None"):
+    with pytest.raises(DataError, match=r"c\.parquet, row 2: the column 'text' is empty"):
         task(train=path).load("train")
     with pytest.raises(DataError, match=r"d\.txt: a table must be one of \.csv"):
         task(train=tmp_path / "d.txt").load("train")
@@ -218,3 +233,138 @@ def read_back(path):
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
     return parquet.read_table(path).to_pylist()
+
+
+def test_rows_that_a_pair_of_stray_quotes_swallows_are_noted(tmp_path):
+    lines = [f"text {number},{number % 2}" for number in range(60)]
+    lines[10], lines[50] = '"' + lines[10], lines[50].split(",")[0] + '",0'
+    (tmp_path / "stray.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    read = task(train=tmp_path / "stray.csv")
+    assert len(read.load("train")) == 16
+    (note,) = read.notes()
+    assert note.startswith("the row in line 12 of stray.csv spans 41 lines; if a stray quote")
+    unquoted = task(train=tmp_path / "stray.csv", quoted=False)
+    assert len(unquoted.load("train")) == 48
+    assert unquoted.notes() == []
+
+
+def test_fields_longer_than_pythons_limit(tmp_path):
+    path = write(tmp_path / "long.csv", [("x" * 200_000, "yes"), ("y" * 200_000, "no")] * 5)
+    assert task(train=path, max_len=200_000).load("train").lengths.tolist() == [200_000] * 8
+    assert len(list(task(train=path).unlabelled(path, []))) == 10
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_rows_that_lack_something(tmp_path, suffix):
+    empty = "" if suffix == ".csv" else None
+    path = write(tmp_path / f"own{suffix}", [*ROWS, (empty, "yes"), ("text", empty), (empty, "no")])
+    new = write(tmp_path / f"new{suffix}", [("a", "1"), (empty, "2"), ("c", "3")], header=("text", "id"))
+    skipping = task(train=path, on_missing="skip")
+    assert len(skipping.load("train")) == 32
+    (note,) = skipping.notes()
+    assert f"of own{suffix} without a text or a label: 3, left out" in note
+    assert [kept for chunk in skipping.read_inputs(new, keep=["id"], chunk=2) for kept in chunk.kept] == [
+        ("1",),
+        ("3",),
+    ]
+    reading = task(train=write(path, [*ROWS, (empty, "yes")]), on_missing="empty")
+    lengths = np.concatenate([reading.load(split).lengths for split in ("train", "validation", "test")])
+    assert sorted(lengths)[:2] == [0, 4]
+    assert "without a text or a label: 1, read as empty" in reading.notes()[0]
+    (chunk,) = reading.read_inputs(new, keep=["id"], chunk=9)
+    assert chunk.sequences.lengths.tolist() == [1, 0, 1]
+
+
+def test_pipes_are_no_tables(tmp_path):
+    os.mkfifo(tmp_path / "train.csv")
+    with pytest.raises(FileError, match=r"train\.csv must be a regular file, not a pipe"):
+        task(train=tmp_path / "train.csv").load("train")
+
+
+def test_every_part_has_its_share_of_each_class(tmp_path):
+    rows = [(f"text {n}", "rare" if n % 20 == 0 else "often" if n % 5 else "some") for n in range(400)]
+    read = task(train=write(tmp_path / "own.csv", rows), stratified=True)
+    counts = [np.bincount(read.load(split).targets, minlength=3).tolist() for split in ("train", "validation", "test")]
+    assert counts == [[256, 16, 48], [32, 2, 6], [32, 2, 6]]
+    texts = {bytes(ids) for split in ("train", "validation", "test") for ids in read.load(split).first}
+    assert len(texts) == 400
+    numbers = task(train=write(tmp_path / "n.csv", [(f"text {n}", n) for n in range(40)]), target="number")
+    plain = numbers.load("test").targets
+    again = task(train=tmp_path / "n.csv", target="number", stratified=True)
+    assert again.load("test").targets.tolist() == plain.tolist(), "numbers have no classes"
+
+
+@pytest.fixture
+def trained(home):
+    names = ["=HYPERLINK(1)", "\x1b[31mred", "-1", "+x"]
+    path = write(home / "own.csv", [(f"text {n}", names[n % 4]) for n in range(80)])
+    main(["train", "--task=csv", f"--data.train={path}", "--attention=linear-elu", "--name=own", "--quiet", *SMALL])
+    return home / "runs" / "own"
+
+
+def test_predictions_replace_nothing_that_is_read(trained, home, capsys):
+    (home / "new.csv").write_text("text\nx\n")
+    (home / "link.csv").symlink_to("new.csv")
+    before = (home / "own.csv").read_bytes()
+    for out in ("new.csv", "link.csv", "./new.csv", "own.csv", "runs/own/metrics.jsonl"):
+        error = fails(capsys, 2, "predict", trained, "new.csv", "--out", out)
+        assert f"--out must be another file than those that are read, got '{Path(out)}'" in error
+    assert (home / "new.csv").read_text() == "text\nx\n"
+    assert (home / "own.csv").read_bytes() == before
+
+
+def test_predictions_in_csv_hold_no_formulas_and_command_no_terminal(trained, home, capsys):
+    (home / "new.csv").write_text('text,id\n"x",=1+1\ny,-7\n')
+    run(capsys, "predict", trained, "new.csv", "--out", "p.csv", "--keep", "id")
+    said = (home / "p.csv").read_text()
+    assert "\x1b" not in said
+    first, second = csv.DictReader(said.splitlines())
+    assert [first["id"], second["id"]] == ["'=1+1", "-7"]
+    assert {row["prediction"] for row in (first, second)} <= {"'=HYPERLINK(1)", "\\x1b[31mred", "-1", "'+x"}
+    assert "p(=HYPERLINK(1))" in first
+    run(capsys, "predict", trained, "new.csv", "--out", "p.jsonl", "--keep", "id")
+    assert [row["id"] for row in read_back(home / "p.jsonl")] == ["=1+1", "-7"]
+    assert "\x1b" not in run(capsys, "eval", trained)
+
+
+def test_predictions_from_a_pipe_into_a_pipe(trained, home, capfdbinary, monkeypatch):
+    def given(text):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    given(b"text,id\nx,1\n,2\n")
+    main(["predict", str(trained), "-", "--out", "-", "--keep", "id", "--data.on-missing", "skip"])
+    out, note = capfdbinary.readouterr()
+    (row,) = csv.DictReader(out.decode().splitlines())
+    assert (row["row"], row["id"]) == ("2", "1")
+    assert b"stdin.csv without a text or a label: 1, left out" in note
+    given(b"text,id\nx,1\n,2\n")
+    with pytest.raises(SystemExit):
+        main(["predict", str(trained), "-", "--out", "-"])
+    out, error = capfdbinary.readouterr()
+    assert out == b""
+    assert error.startswith(b"klformer: stdin.csv, line 3: the column 'text' is empty")
+
+
+def test_answers_that_are_not_finite_are_no_predictions(trained, home, capsys, monkeypatch):
+    (home / "new.csv").write_text("text\nx\ny\n")
+    answers = Classification.answers
+
+    def broken(self, outputs):
+        found = answers(self, outputs)
+        found[..., 1, :] = torch.nan
+        return found
+
+    monkeypatch.setattr(Classification, "answers", broken)
+    error = fails(capsys, 1, "predict", trained, "new.csv", "--out", "p.csv")
+    assert "the model's answer to row 3 is not a finite number" in error
+    assert not (home / "p.csv").exists()
+
+
+def test_what_a_result_is_worth_is_said(home, capsys):
+    rows = [(f"text {n}", "abc"[n % 3] if n != 7 else "d") for n in range(60)]
+    path = write(home / "own.csv", rows)
+    said = run(capsys, "train", "--task=csv", f"--data.train={path}", "--attention=linear-elu", *SMALL)
+    assert "note: the test set has only 6 examples: each that is right or wrong counts 16.7 points" in said
+    assert "note: test has no example of 1 of 4 classes, such as d" in said
+    assert "note: that is not significantly better than the commonest class. In training it was right in" in said
+    assert "--model.convolution-width 3" in said
