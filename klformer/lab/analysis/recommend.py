@@ -6,7 +6,9 @@ docs/evidence.md. Work is counted in multiplications for one query and one head,
     softmax   L (D + E)                 each query with each key, and each weight with its value
     kernel    2 R D + 2 F E             both projections on R frequencies; F features into the state and out of it
 
-with F = R for positive features and 2 R for Fourier features (`klformer bench attention` has seconds).
+with F = R for positive features and 2 R for Fourier features. Multiplications are not time: on short sequences a kernel
+with fewer of them than softmax may be slower. So times.json has what `klformer bench attention` measured, and an
+attention that was slower than softmax at the length is left out.
 
 Attentions within half a point of the best one count as equals. Among equals the first of these decides:
 
@@ -19,6 +21,7 @@ Attentions within half a point of the best one count as equals. Among equals the
 
 import json
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +31,9 @@ from typing import Any
 from klformer.attention import AttentionSpec, attention_names, attention_options
 from klformer.errors import DataError
 
-_FILE = "measured.json"
+_FILE, _TIMES = "measured.json", "times.json"
+#: Head size of the times; of another, times change as work does.
+_TIMED_HEAD_DIM = 64
 _SETTING = "recall-laptop: accuracy, %"
 #: Frequencies for each dimension of a head in the runs that were measured.
 _FREQUENCIES_PER_DIM = 2
@@ -71,12 +76,13 @@ def recommend(needs: Needs) -> Answer:
     both = [(row, frozen) for row in rows for frozen in (False, True) if row[_key(frozen)] is not None]
     candidates = [_candidate(row, frozen, needs) for row, frozen in both]
     candidates = [each for each in candidates if not (needs.deterministic and each["draw"] == "redrawn")]
-    allowed = [candidate for candidate in candidates if candidate["work"] <= needs.budget]
+    slow = [candidate for candidate in candidates if candidate["time"] > 1]
+    allowed = [each for each in candidates if each["work"] <= needs.budget and each not in slow]
     allowed.sort(key=lambda candidate: (-candidate["accuracy"], _preference(candidate)))
     facts = evidence["environment"]
     title = (
-        f"recall: accuracy in %, {facts['processor']}, {facts['date'][:10]}; work relative to softmax at "
-        f"{needs.length:,} tokens, D = {needs.head_dim}"
+        f"recall: accuracy in %, {facts['processor']}, {facts['date'][:10]}; work (multiplications) and time relative "
+        f"to softmax at {needs.length:,} tokens, D = {needs.head_dim}"
     )
     if not allowed:
         cheapest = min(candidates, key=_preference)
@@ -84,11 +90,17 @@ def recommend(needs: Needs) -> Answer:
             f"nothing that was measured fits a budget of {needs.budget:g}; {cheapest['attention']} is cheapest, with "
             f"{cheapest['work']:.2f}. Fewer frequencies cost less, in proportion (num_frequencies)"
         )
-        return Answer(cheapest["attention"], [reason], candidates, title)
+        return Answer(cheapest["attention"], [reason], sorted(candidates, key=_preference), title)
     best = allowed[0]
     equals = [candidate for candidate in allowed if best["accuracy"] - candidate["accuracy"] <= _TIE]
     chosen = min(equals, key=_preference)
-    return Answer(chosen["attention"], _reasons(chosen, best, candidates, needs), allowed, title)
+    reasons = _reasons(chosen, best, candidates, needs)
+    if slow:
+        fewest = min(slow, key=_preference)
+        reasons.insert(
+            1, f"{len(slow)} are slower than softmax at this length, such as {fewest['attention']}: left out"
+        )
+    return Answer(chosen["attention"], reasons, [chosen, *(each for each in allowed if each is not chosen)], title)
 
 
 def _reasons(
@@ -122,14 +134,17 @@ def _preference(candidate: Mapping[str, Any]) -> tuple[float, ...]:
     )
 
 
-@cache
 def measurements() -> dict[str, Any]:
     """What `klformer analyze evidence` wrote for the package."""
-    file = files("klformer.lab.analysis") / _FILE
+    return _packaged(_FILE)
+
+
+@cache
+def _packaged(name: str) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
+        content: dict[str, Any] = json.loads((files("klformer.lab.analysis") / name).read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"the measurements {_FILE} of the package can't be read: {error}; install it again") from error
+        raise DataError(f"the measurements {name} of the package can't be read: {error}; install it again") from error
     return content
 
 
@@ -150,7 +165,20 @@ def _candidate(row: Mapping[str, Any], frozen: bool, needs: Needs) -> dict[str, 
         "accuracy": row[_key(frozen)],
         "deviation": row[f"{_key(frozen)}_std"],
         "work": relative_work(spec.name, needs.length, needs.head_dim),
+        "time": relative_time(spec.name, needs.length, needs.head_dim),
     }
+
+
+def relative_time(attention: str, length: int, head_dim: int) -> float:
+    """Time relative to softmax's: between the lengths that were measured on a straight line of logarithms, and beyond
+    them on the nearest one; above 1 it is slower."""
+    seconds = _packaged(_TIMES)["seconds"]
+    lengths = sorted(map(int, seconds["softmax"]))
+    ratios = [math.log(seconds[attention][str(each)] / seconds["softmax"][str(each)]) for each in lengths]
+    place = min(max(bisect(lengths, length), 1), len(lengths) - 1)
+    (left, right), (low, high) = map(math.log, lengths[place - 1 : place + 1]), ratios[place - 1 : place + 1]
+    found = math.exp(low + (high - low) * (math.log(length) - left) / (right - left))
+    return found * relative_work(attention, 1, head_dim) / relative_work(attention, 1, _TIMED_HEAD_DIM)
 
 
 def relative_work(attention: str, length: int, head_dim: int) -> float:

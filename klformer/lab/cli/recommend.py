@@ -1,14 +1,15 @@
 """`klformer recommend`: which attention to use, and the numbers behind the answer."""
 
 from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Console
 
 from klformer.checks import check_count, check_number
 from klformer.lab.analysis.output import print_table
 from klformer.lab.analysis.recommend import Needs, recommend
 from klformer.lab.cli.command import plain_command
+from klformer.lab.terminal import make_console
+
+#: Rows of the table, the answer first.
+MOST_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,15 @@ def run(options: Recommend) -> None:
     check_number("budget", options.budget, exclusive=True)
     needs = Needs(options.length, options.budget, options.deterministic, options.head_dim)
     answer = recommend(needs)
-    console = Console(width=max(120, Console().width))
+    console = make_console(100)
     console.print(f"{answer.attention}\n", highlight=False)
     for sentence in answer.reasons:
         console.print(f"- {sentence}", highlight=False)
-    rows: list[dict[str, Any]] = [dict(row) for row in answer.candidates]
-    if rows:
-        console.print()
-        print_table(console, rows, answer.title)
+    rows = [{"": "->" if row["attention"] == answer.attention else "", **row} for row in answer.candidates]
+    console.print()
+    print_table(console, rows[:MOST_ROWS], answer.title)
+    if len(rows) > MOST_ROWS:
+        console.print(f"and {len(rows) - MOST_ROWS} more that fit", highlight=False)
 
 
 COMMAND = plain_command(Recommend, run)

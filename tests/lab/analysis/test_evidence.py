@@ -15,7 +15,7 @@ from klformer.lab.analysis import recommend as recommending
 from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.command import EvidenceAnalysis, markdown, run
 from klformer.lab.analysis.evidence.measure import comparisons, measured
-from klformer.lab.analysis.recommend import Needs, recommend, relative_work
+from klformer.lab.analysis.recommend import Needs, recommend, relative_time, relative_work
 from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import setting_name
@@ -211,8 +211,8 @@ def test_the_cheapest_is_one_that_fits_the_other_needs(monkeypatch):
 @pytest.mark.parametrize(
     ("situation", "needs"),
     [
-        ("short sequences", [Needs(length=length, head_dim=32) for length in (16, 64, 6 * 32)]),
-        ("long sequences", [Needs(length=length, head_dim=32) for length in (6 * 32 + 1, 4096, 100_000)]),
+        ("short sequences", [Needs(length=8 * size, head_dim=size) for size in (2, 8, 32)]),
+        ("long sequences", [Needs(length=length, head_dim=32) for length in (16 * 32, 4096, 100_000)]),
         ("outputs that must be the same every time", [Needs(length=4096, deterministic=True)]),
     ],
 )
@@ -228,6 +228,29 @@ def test_work_is_counted_in_multiplications():
     # D = 8, R = 16: 2 R D + 2 F E = 256 + 256 for PRF and 256 + 512 for RKS, softmax 2 L D = 1600.
     assert relative_work("gmm-prf", 100, 8) == pytest.approx(512 / 1600)
     assert relative_work("gmm-rks", 100, 8) == pytest.approx(768 / 1600)
+
+
+def test_times_are_those_of_the_docs_and_lie_between_them():
+    data = json.loads((Path(klformer.__file__).parents[1] / "docs/evidence/data/attentions.json").read_text())
+    measured = {
+        (row["name"], row["length"]): row["seconds"]["median"] for row in data["rows"] if row["setting"] == "time"
+    }
+    for name in ("gmm-rks", "linear-elu", "performer", "atoms-prf"):
+        ratios = [measured[name, length] / measured["softmax", length] for length in (256, 512, 8192)]
+        assert [relative_time(name, length, 64) for length in (256, 512, 8192)] == pytest.approx(ratios)
+        assert relative_time(name, 362, 64) == pytest.approx(math.sqrt(ratios[0] * ratios[1]), rel=0.01)
+        assert relative_time(name, 16_384, 64) < ratios[2]
+    assert relative_time("softmax", 77, 32) == 1
+
+
+def test_what_is_slower_than_softmax_is_no_answer(monkeypatch):
+    measure_on_recall(monkeypatch, {"softmax": [100], "fastfood-rks": [100], "linear-elu": [90]})
+    # At 512 it has 0.75 of the multiplications and takes 1.1 of the time.
+    assert relative_work("fastfood-rks", 512, 64) < 1 < relative_time("fastfood-rks", 512, 64)
+    answer = recommend(Needs(length=512))
+    assert answer.attention == "softmax"
+    assert "1 are slower than softmax at this length, such as fastfood-rks: left out" in answer.reasons
+    assert recommend(Needs(length=1024)).attention == "fastfood-rks"
 
 
 def test_the_package_has_measurements():

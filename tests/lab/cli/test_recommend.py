@@ -13,8 +13,17 @@ def test_recommend_says_what_to_use_and_why(capsys):
     answer, text = recommended(capsys)
     assert answer == "gmm-rks"
     assert "of softmax's work" in text
-    assert "work relative to softmax at 4,096 tokens, D = 64" in text
-    assert "generative-prf" in text
+    assert "time relative to softmax at 4,096 tokens, D = 64" in text
+
+
+def test_the_table_begins_with_the_answer_and_has_five_rows(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    out = run(capsys, "recommend", "--length", "16384")
+    rows = [line.split("│")[1:3] for line in out.splitlines() if line.startswith("│")]
+    assert [mark.strip() for mark, _ in rows] == ["->", "", "", "", ""]
+    assert rows[0][1].strip() == out.splitlines()[0]
+    assert "more that fit" in out
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_recommend_takes_all_needs(capsys):
