@@ -8,7 +8,7 @@ docs/evidence.md. Work is counted in multiplications for one query and one head,
 
 with F = R for positive features and 2 R for Fourier features. Multiplications are not time: on short sequences a kernel
 with fewer of them than softmax may be slower. So times.json has what `klformer bench attention` measured, and an
-attention that was slower than softmax at the length is left out.
+attention that was not 5% faster than softmax at the length is left out.
 
 Attentions within half a point of the best one count as equals. Among equals the first of these decides:
 
@@ -32,6 +32,9 @@ from klformer.attention import AttentionSpec, attention_names, attention_options
 from klformer.errors import DataError
 
 _FILE, _TIMES = "measured.json", "times.json"
+_KEYS = {False: "learned", True: "frozen"}
+#: The part of softmax's time that an attention may take, to be called faster: times differ by some percent.
+_FASTER = 0.95
 #: Head size of the times; of another, times change as work does.
 _TIMED_HEAD_DIM = 64
 _SETTING = "recall-laptop: accuracy, %"
@@ -67,16 +70,13 @@ def recommend(needs: Needs) -> Answer:
     """The best attention that fits; among equals the rule at the top of this file decides.
 
     If nothing fits the budget, it is the cheapest of those that fit the other needs.
-
-    Raises:
-        DataError: there are no measurements in the package.
     """
     evidence = measurements()
     rows = [row for row in evidence["rows"] if row["setting"] == _SETTING]
-    both = [(row, frozen) for row in rows for frozen in (False, True) if row[_key(frozen)] is not None]
+    both = [(row, frozen) for row in rows for frozen in (False, True) if row[_KEYS[frozen]] is not None]
     candidates = [_candidate(row, frozen, needs) for row, frozen in both]
     candidates = [each for each in candidates if not (needs.deterministic and each["draw"] == "redrawn")]
-    slow = [candidate for candidate in candidates if candidate["time"] > 1]
+    slow = [each for each in candidates if each["time"] > _FASTER and each["attention"] != "softmax"]
     allowed = [each for each in candidates if each["work"] <= needs.budget and each not in slow]
     allowed.sort(key=lambda candidate: (-candidate["accuracy"], _preference(candidate)))
     facts = evidence["environment"]
@@ -96,10 +96,8 @@ def recommend(needs: Needs) -> Answer:
     chosen = min(equals, key=_preference)
     reasons = _reasons(chosen, best, candidates, needs)
     if slow:
-        fewest = min(slow, key=_preference)
-        reasons.insert(
-            1, f"{len(slow)} are slower than softmax at this length, such as {fewest['attention']}: left out"
-        )
+        least = min(slow, key=_preference)["attention"]
+        reasons.insert(1, f"{len(slow)} are not faster than softmax at this length, such as {least}")
     return Answer(chosen["attention"], reasons, [chosen, *(each for each in allowed if each is not chosen)], title)
 
 
@@ -148,10 +146,6 @@ def _packaged(name: str) -> dict[str, Any]:
     return content
 
 
-def _key(frozen: bool) -> str:
-    return "frozen" if frozen else "learned"
-
-
 def _candidate(row: Mapping[str, Any], frozen: bool, needs: Needs) -> dict[str, Any]:
     spec = AttentionSpec.parse(row["attention"])
     options = dict(spec.options)
@@ -162,16 +156,15 @@ def _candidate(row: Mapping[str, Any], frozen: bool, needs: Needs) -> dict[str, 
     return {
         "attention": AttentionSpec(name=spec.name, options=options).label(),
         "draw": row["draw"],
-        "accuracy": row[_key(frozen)],
-        "deviation": row[f"{_key(frozen)}_std"],
+        "accuracy": row[_KEYS[frozen]],
+        "deviation": row[f"{_KEYS[frozen]}_std"],
         "work": relative_work(spec.name, needs.length, needs.head_dim),
         "time": relative_time(spec.name, needs.length, needs.head_dim),
     }
 
 
 def relative_time(attention: str, length: int, head_dim: int) -> float:
-    """Time relative to softmax's: between the lengths that were measured on a straight line of logarithms, and beyond
-    them on the nearest one; above 1 it is slower."""
+    """Time relative to softmax's; between and beyond the lengths that were measured on lines of logarithms."""
     seconds = _packaged(_TIMES)["seconds"]
     lengths = sorted(map(int, seconds["softmax"]))
     ratios = [math.log(seconds[attention][str(each)] / seconds["softmax"][str(each)]) for each in lengths]

@@ -61,11 +61,7 @@ class EvidenceAnalysis:
 
 
 def run(options: EvidenceAnalysis) -> None:
-    """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs-curves.json with .csv, and print the table.
-
-    Raises:
-        ArgumentError: there is no finished run, or two of them can't be told apart.
-    """
+    """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs-curves.json with .csv, and print the table."""
     draws = DRAWS.choose(options.draws, quick=options.quick)
     finished = list(_finished(options.runs))
     if not finished:

@@ -88,11 +88,7 @@ def measured(result: Mapping[str, Any], setting: str, value: float, *, run: str 
 
 
 def comparisons(numbers: Iterable[Measured]) -> list[Comparison]:
-    """One for every setting, attention and way of drawing, in the order in which they come.
-
-    Raises:
-        ArgumentError: two runs have the same setting, attention and seed: they can't be told apart.
-    """
+    """One for every setting, attention and way of drawing, in the order in which they come."""
     groups: dict[tuple[str, str, Draw], dict[bool, dict[int, Measured]]] = {}
     for number in numbers:
         by_kind = groups.setdefault((number.setting, number.attention, number.draw), {False: {}, True: {}})

@@ -157,11 +157,7 @@ def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, 
 
 
 def _batch_of_one(loaded: LoadedRun, example: int) -> Batch:
-    """An example of the validation set.
-
-    Raises:
-        ArgumentError: there is none of this number.
-    """
+    """An example of the validation set."""
     examples = loaded.examples("validation")
     if not 0 <= example < len(examples):
         raise ArgumentError(f"example must be at least 0 and below {len(examples)}, got {example}")

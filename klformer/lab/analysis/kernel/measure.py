@@ -79,9 +79,6 @@ def attention_of_first_token(model: nn.Module, run: Callable[[], object], *, dra
 
     Args:
         run: One pass through the model in evaluation mode.
-
-    Raises:
-        ValueError: the model has an attention that is not a kernel.
     """
     for module in model.modules():
         if isinstance(module, AttentionMechanism) and not isinstance(module, KernelizedAttention):
