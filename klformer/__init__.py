@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         register_attention,
         register_spectrum,
     )
-    from klformer.conversion import Conversion, convert, load_converted
+    from klformer.conversion import Conversion, ConversionConfig, convert, load_converted
     from klformer.kernels import SpectralDistribution
     from klformer.lab.tasks import Task, register_task
     from klformer.lab.training.objective import Objective
@@ -53,6 +53,7 @@ __all__ = [
     "AttentionSpec",
     "Backend",
     "Conversion",
+    "ConversionConfig",
     "EncoderConfig",
     "KernelState",
     "MultiheadAttention",
@@ -87,7 +88,7 @@ __all__ = [
 _NAMES = {
     "attention": "AttentionMechanism AttentionSizes AttentionSpec MultiheadAttention attention_capabilities "
     "attention_names attention_options build_attention register_attention register_spectrum",
-    "conversion": "Conversion convert load_converted",
+    "conversion": "Conversion ConversionConfig convert load_converted",
     "kernels": "SpectralDistribution",
     "lab.tasks": "Task register_task",
     "lab.training.objective": "Objective",

@@ -5,6 +5,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import klformer
+
 VOCABULARY, PADDING = 50, 0
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -107,3 +109,9 @@ def texts(count=60):
     numbers = torch.randint(4, VOCABULARY, (count, 12), generator=torch.Generator().manual_seed(0))
     lengths = torch.randint(3, 13, (count,), generator=torch.Generator().manual_seed(1))
     return [" ".join(f"w{i}" for i in row[:n].tolist()) for row, n in zip(numbers, lengths, strict=True)]
+
+
+def convert(model, data, **given):
+    """Call `klformer.convert` with settings of its config among the arguments."""
+    settings = {name: given.pop(name) for name in klformer.ConversionConfig.model_fields if name in given}
+    return klformer.convert(model, data, config=klformer.ConversionConfig(**settings), **given)

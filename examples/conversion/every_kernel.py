@@ -79,8 +79,9 @@ def main() -> None:
             evaluation=evaluation,
             attention=attention,
             options={"window": 0},
-            steps=given.steps if learning_rate else 0,
-            learning_rate=learning_rate or 1.0,
+            config=klformer.ConversionConfig(
+                steps=given.steps if learning_rate else 0, learning_rate=learning_rate or 1.0
+            ),
         )
         figures = conversion.certificate
         errors = [(sum(layer.start) / len(layer.start), layer.mean()) for layer in figures.layers]

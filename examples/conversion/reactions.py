@@ -94,14 +94,9 @@ def main() -> None:
         choosing=batches(valid[TRAINED : TRAINED + given.held_out]),
         evaluation=batches(valid[TRAINED + given.held_out : TRAINED + 2 * given.held_out]),
         attention=given.attention,
-        steps=given.steps,
-        learning_rate=given.learning_rate,
-        error_budget=given.error_budget,
-        finetune_steps=given.finetune_steps,
-        finetune=given.finetune,
-        finetune_learning_rate=given.finetune_learning_rate,
-        label_weight=given.label_weight,
-        seed=given.seed,
+        config=klformer.ConversionConfig(
+            **{name: value for name, value in vars(given).items() if name in klformer.ConversionConfig.model_fields}
+        ),
         state_file=None if given.out is None else given.out / "fit.safetensors",
         progress=lambda stage, step, steps, error: print(f"{stage} {step}/{steps} {error:.4f}", flush=True),
     )

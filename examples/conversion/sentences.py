@@ -152,8 +152,7 @@ def read_whole_articles(encoder: Encoder, articles: list[str], num_frequencies: 
             batches,
             attention=name,
             options=options | {"window": 0},
-            steps=its_steps,
-            max_positions=LONG,
+            config=klformer.ConversionConfig(steps=its_steps, max_positions=LONG),
         )
         ours = embeddings(conversion.model, long)
         row = {"attention": name, **options, "fitted_to": len(batches), "steps": its_steps}

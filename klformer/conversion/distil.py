@@ -9,20 +9,21 @@ What is trained is the kernels alone, or all weights with the kernels in a group
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, pad
 
 from klformer.attention import AttentionMechanism
-from klformer.conversion.batches import Batches
-from klformer.conversion.fit import Progress, redraw, share_of_rate
+from klformer.conversion.fitting import Progress, averages_of, redraw, share_of_rate, take_averages
 from klformer.conversion.hosts import Answer, Batch, Host
 from klformer.conversion.labels import asked_about
+from klformer.conversion.planning import Plan
 from klformer.conversion.resume import State, Store
 
-Trained = Literal["kernels", "all"]
+#: Kernels learn so many times faster than other weights.
+KERNEL_RATE_FACTOR = 10.0
 #: What a token weighs that no label asks about, beside one that a label does.
 WEIGHT_UNASKED = 0.1
 MAX_NORM = 1.0
@@ -32,40 +33,29 @@ REPORTS = 20
 
 def distil(
     student: Host,
-    teacher: Host,
+    plan: Plan,
     mechanisms: Mapping[str, AttentionMechanism],
-    batches: Batches,
     *,
-    steps: int,
-    learning_rate: float,
-    kernel_learning_rate: float,
-    trained: Trained,
-    label_weight: float = 0.0,
-    causal: bool = False,
-    first_step: int = 0,
-    seed: int = 0,
     progress: Progress | None = None,
     store: Store | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train the student on the teacher's answers, in place.
+    """Train the student on the answers of the plan's teacher, in place; the batches come after those of the fit.
 
     What a store holds of it is gone on with, and the state is saved there now and then.
 
     Args:
         mechanisms: The attentions in the student that were converted.
-        learning_rate: Of all weights but the kernels'.
-        label_weight: Of the cross-entropy of labels, beside the teacher's answers.
-        causal: Whether the model predicts next tokens.
-        first_step: The number of the first batch.
         before: What is to be known of the stages before when it is gone on with, for JSON.
     """
+    config, teacher = plan.config, plan.teacher
+    steps, rate, first_step = config.finetune_steps, config.finetune_learning_rate, config.steps
     kernels = [p for mechanism in mechanisms.values() for p in mechanism.parameters() if p.requires_grad]
-    groups = [{"params": kernels, "peak": kernel_learning_rate}]
-    if trained == "all":
+    groups = [{"params": kernels, "peak": rate * KERNEL_RATE_FACTOR}]
+    if config.finetune == "all":
         known = {id(p) for p in kernels}
         others = [p for p in student.model.parameters() if p.requires_grad and id(p) not in known]
-        groups.append({"params": others, "peak": learning_rate})
+        groups.append({"params": others, "peak": rate})
     optimiser = torch.optim.Adam([group for group in groups if group["params"]], betas=(0.9, 0.98))
     everything = [p for group in optimiser.param_groups for p in group["params"]]
     every = max(1, steps // REPORTS)
@@ -74,15 +64,15 @@ def distil(
         first = state.step
         _restore(student.model, optimiser, state.tensors)
     for step in range(first, steps):
-        batch = batches.at(first_step + step)
-        redraw(mechanisms, seed, first_step + step)
+        batch = plan.batches.at(first_step + step)
+        redraw(mechanisms, config.seed, first_step + step)
         with torch.no_grad():
             right = teacher.run(batch, hidden=True)
         answer = student.run(batch, hidden=True)
         away = distance(student, batch, answer, right)
         loss = away + hidden_distance(student, batch, answer, right)
-        if label_weight and (asked := asked_about(student, batch, answer, causal=causal)) is not None:
-            loss = loss + label_weight * asked.loss()
+        if config.label_weight and (asked := asked_about(student, batch, answer, causal=plan.causal)) is not None:
+            loss = loss + config.label_weight * asked.loss()
         optimiser.zero_grad(set_to_none=True)
         gradients = torch.autograd.grad(loss, everything, allow_unused=True)
         for parameter, gradient in zip(everything, gradients, strict=True):
@@ -94,30 +84,18 @@ def distil(
         optimiser.zero_grad(set_to_none=True)
         if (step + 1) % every == 0:
             if store is not None:
-                store.save(State("distil", step + 1, _tensors(student.model, optimiser), dict(before or {})))
+                # Weights that are shared are there once.
+                weights = {f"model.{name}": value for name, value in _weights_and_buffers(student.model).items()}
+                store.save(State("distil", step + 1, weights | averages_of(optimiser), dict(before or {})))
             if progress is not None:
                 progress("distil", step + 1, steps, float(away.detach()))
-
-
-def _tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that going on from here needs. Weights that are shared are there once."""
-    found = {f"model.{name}": value for name, value in _weights_and_buffers(model).items()}
-    for index, averages in optimiser.state_dict()["state"].items():
-        found |= {f"adam.{index}.{name}": value for name, value in averages.items()}
-    return found
 
 
 @torch.no_grad()
 def _restore(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     for name, value in _weights_and_buffers(model).items():
         value.copy_(tensors[f"model.{name}"])
-    averages: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("adam."):
-            _, index, kind = name.split(".")
-            averages.setdefault(int(index), {})[kind] = value
-    groups = optimiser.state_dict()["param_groups"]
-    optimiser.load_state_dict({"state": averages, "param_groups": groups})
+    take_averages(optimiser, tensors)
 
 
 def _weights_and_buffers(model: nn.Module) -> dict[str, Tensor]:

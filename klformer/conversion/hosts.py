@@ -189,3 +189,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before.items():
             module.training = training
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether a model comes from transformers; it is not imported for that."""
+    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)

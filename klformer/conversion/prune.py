@@ -15,7 +15,8 @@ from torch import Tensor
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
-from klformer.conversion.fit import START_BATCHES, Loss, Progress, fit, measure
+from klformer.conversion.config import ConversionConfig
+from klformer.conversion.fitting import START_BATCHES, Progress, fit_layers, measure
 from klformer.conversion.hosts import Call, Host
 from klformer.conversion.record import SiteRecord
 from klformer.conversion.start import atoms_of, kernel_of
@@ -31,11 +32,8 @@ def prune(
     mechanisms: Mapping[str, AttentionMechanism],
     records: Mapping[str, SiteRecord],
     batches: Batches,
+    config: ConversionConfig,
     *,
-    budget: float,
-    steps: int,
-    learning_rate: float,
-    loss: Loss,
     progress: Progress | None = None,
 ) -> tuple[dict[str, AttentionMechanism], dict[str, SiteRecord]]:
     """Attentions with fewer atoms whose errors on the batches to choose by are within a budget, and their records.
@@ -46,18 +44,20 @@ def prune(
     Args:
         mechanisms: Attentions that were fitted, by the names of their sites.
         records: How they were built.
-        budget: The largest relative squared error of a layer's output, the mean over its heads.
-        steps: Steps that the first fit took; a round takes a share of them.
+        config: With the budget, the largest relative squared error of a layer's output, the mean over its heads. Of the
+            steps that the first fit took a round takes a share.
     """
+    budget = config.error_budget
     kept, kept_records = dict(mechanisms), dict(records)
     errors = measure(host, kept, batches.choosing)
     undecided = {name for name, error in errors.by_site.items() if float(error.mean()) <= budget}
-    refit = max(MIN_REFIT, round(REFIT_SHARE * steps)) if steps else 0
+    again = max(MIN_REFIT, round(REFIT_SHARE * config.steps)) if config.steps else 0
+    refit = config.model_copy(update={"steps": again, "seed": 0})
     while undecided := {name for name in undecided if _fewer(kept_records[name]) is not None}:
         shares = atom_shares(host, {name: kept[name] for name in undecided}, batches)
         tried_records = {name: kept_records[name].with_frequencies(_fewer(kept_records[name])) for name in undecided}
         tried = {name: without_least(kept[name], tried_records[name], shares[name]) for name in undecided}
-        fit(host, tried, batches, steps=refit, learning_rate=learning_rate, loss=loss)
+        fit_layers(host, tried, batches, refit)
         errors = measure(host, tried, batches.choosing)
         undecided = {name for name in undecided if float(errors.by_site[name].mean()) <= budget}
         kept |= {name: tried[name] for name in undecided}

@@ -69,7 +69,3 @@ class Store:
                 "it to begin again"
             )
         return state
-
-    def forget(self) -> None:
-        """Remove the state: the conversion is done."""
-        self._file.unlink(missing_ok=True)

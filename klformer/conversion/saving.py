@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from klformer.attention import MultiheadAttention
-from klformer.conversion.certify import Certificate
+from klformer.conversion.certificate import Certificate
+from klformer.conversion.hosts import is_of_transformers
 from klformer.conversion.record import FORMAT, SiteRecord, read_records
 from klformer.errors import ArgumentError, FileError, check_extra
 from klformer.files import read_json, replacing, write_json
@@ -85,8 +86,3 @@ def load_converted(folder: str | Path, *, into: nn.Module | None = None) -> nn.M
     except (OSError, SafetensorError, RuntimeError) as error:
         raise FileError(f"the weights in {folder} are not those of the model that is given: {error}") from error
     return into.eval()
-
-
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether a model comes from transformers; it is not imported for that."""
-    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)

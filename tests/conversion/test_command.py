@@ -6,15 +6,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from conversion_support import CAUSAL, ENCODERS, VOCABULARY, WORDS, answer, batch, batches, make_folder, texts
+from conversion_support import CAUSAL, ENCODERS, VOCABULARY, WORDS, answer, batch, batches, convert, make_folder, texts
 from transformers import pipeline
 
 import klformer
-from klformer.conversion import fit
+from klformer.conversion import fitting
 from klformer.conversion.hf import footprint
-from klformer.conversion.texts import read_texts
 from klformer.errors import DataError, FileError
 from klformer.lab.cli.main import main
+from klformer.lab.cli.texts import read_texts
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_positions(family, extension, tmp_path):
     model = (ENCODERS | CAUSAL)[family]().eval()
     longest = 600 if family != "gpt2" else 1100
     arguments = {"options": {"num_frequencies": 4}, "steps": 0, "max_positions": longest, "extension": extension}
-    conversion = klformer.convert(model, batches(family), **arguments)
+    conversion = convert(model, batches(family), **arguments)
     long = batch(family, rows=2, length=longest)
     expected = answer(conversion.model, long)
     conversion.save(tmp_path)
@@ -78,9 +78,9 @@ def test_positions(family, extension, tmp_path):
 
 def test_goes_on_bit_for_bit(tmp_path, monkeypatch):
     model, data = ENCODERS["bert"]().eval(), batches("bert", 12)
-    monkeypatch.setattr(fit, "MIN_STEPS_BETWEEN", 2)
+    monkeypatch.setattr(fitting, "MIN_STEPS_BETWEEN", 2)
     arguments = {"options": {"num_frequencies": 8}, "steps": 9}
-    expected = klformer.convert(model, data, **arguments)
+    expected = convert(model, data, **arguments)
     state = tmp_path / "fit.safetensors"
 
     def interrupt(stage, step, steps, error):
@@ -88,20 +88,18 @@ def test_goes_on_bit_for_bit(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        klformer.convert(model, data, **arguments, state_file=state, progress=interrupt)
+        convert(model, data, **arguments, state_file=state, progress=interrupt)
     assert state.exists()
     with pytest.raises(FileError, match=r"with other settings \(steps\)"):
-        klformer.convert(model, data, **{**arguments, "steps": 10}, state_file=state)
+        convert(model, data, **{**arguments, "steps": 10}, state_file=state)
     seen = []
-    again = klformer.convert(
-        model, data, **arguments, state_file=state, progress=lambda stage, step, *_: seen.append(step)
-    )
+    again = convert(model, data, **arguments, state_file=state, progress=lambda stage, step, *_: seen.append(step))
     assert min(seen) > 4
     assert torch.equal(answer(again.model, data[0]), answer(expected.model, data[0]))
     assert not state.exists()
     state.write_bytes(b"nothing")
     with pytest.raises(FileError, match="remove it to begin again"):
-        klformer.convert(model, data, **arguments, state_file=state)
+        convert(model, data, **arguments, state_file=state)
 
 
 @pytest.mark.parametrize("keep_softmax", [0, 1])
@@ -109,7 +107,7 @@ def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax):
     model, data = ENCODERS["bert"]().eval(), batches("bert", 12)
     arguments = {"options": {"num_frequencies": "auto"}, "steps": 2, "finetune_steps": 6, "error_budget": 5.0}
     arguments["keep_softmax"] = keep_softmax
-    expected = klformer.convert(model, data, **arguments)
+    expected = convert(model, data, **arguments)
     state = tmp_path / "fit.safetensors"
 
     def interrupt(stage, step, steps, error):
@@ -117,11 +115,11 @@ def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        klformer.convert(model, data, **arguments, state_file=state, progress=interrupt)
+        convert(model, data, **arguments, state_file=state, progress=interrupt)
     with pytest.raises(FileError, match=r"with other settings \(finetune_steps\)"):
-        klformer.convert(model, data, **{**arguments, "finetune_steps": 7}, state_file=state)
+        convert(model, data, **{**arguments, "finetune_steps": 7}, state_file=state)
     seen = []
-    again = klformer.convert(model, data, **arguments, state_file=state, progress=lambda *said: seen.append(said[:2]))
+    again = convert(model, data, **arguments, state_file=state, progress=lambda *said: seen.append(said[:2]))
     assert seen == [("distil", 5), ("distil", 6)]
     for name, value in expected.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conversion_support import FAMILIES, answer, batch, batches
+from conversion_support import FAMILIES, answer, batch, batches, convert
 from torch.testing import assert_close
 
 import klformer
-from klformer.conversion import distil, fit, start
+from klformer.conversion import distil, fitting, start
 from klformer.conversion.batches import Batches
 from klformer.conversion.hf import TransformersHost
 from klformer.conversion.hosts import Answer, Call
@@ -20,11 +20,42 @@ def mean_errors(conversion):
     return [sum(layer.start) / len(layer.start) for layer in layers], [layer.mean() for layer in layers]
 
 
+def test_three_steps_are_what_convert_does():
+    model, data = FAMILIES["bert"]().eval(), batches("bert", 12)
+    config = klformer.ConversionConfig(steps=3, finetune_steps=2, keep_softmax=1)
+    given = {"options": {"num_frequencies": 8}, "config": config}
+    whole = klformer.convert(model, data, **given)
+    planned = klformer.conversion.plan(model, data, **given)
+    assert [site.name for site in planned.sites] == list(planned.records)
+    assert not any(hasattr(module, "klformer") for module in planned.teacher.model.modules())
+    fitted = klformer.conversion.fit(planned)
+    assert len(fitted.kept) == 1
+    apart = klformer.conversion.certify(fitted)
+    assert torch.equal(answer(apart.model, data[0]), answer(whole.model, data[0]))
+    for part in ("layers", "teacher", "linear", "hybrid", "notes"):
+        assert getattr(apart.certificate, part) == getattr(whole.certificate, part)
+
+
+def test_steps_are_those_of_the_config_or_those_that_are_given():
+    config, seen = klformer.ConversionConfig(steps=4), []
+    for steps in (None, 2):
+        said = []
+        klformer.convert(
+            FAMILIES["bert"](),
+            batches("bert"),
+            config=config,
+            steps=steps,
+            progress=lambda *said_: said.append(said_),  # noqa: B023
+        )
+        seen.append(said[-1][1:3])
+    assert seen == [(4, 4), (2, 2)]
+
+
 @pytest.mark.parametrize("loss", ["output", "weights"])
 def test_kernels_come_nearer_to_softmax(loss):
     """On batches that they were not fitted to."""
     before, after = mean_errors(
-        klformer.convert(FAMILIES["bert"](), batches("bert", 40), options={"num_frequencies": 8}, steps=80, loss=loss)
+        convert(FAMILIES["bert"](), batches("bert", 40), options={"num_frequencies": 8}, steps=80, loss=loss)
     )
     assert all(b < 0.93 * a for a, b in zip(before, after, strict=True))
     assert sum(after) < 0.8 * sum(before)
@@ -33,8 +64,8 @@ def test_kernels_come_nearer_to_softmax(loss):
 def test_the_start_is_near_already():
     """Atoms at the keys are attention to quantised keys: better than random features before anything is learned."""
     model, data = FAMILIES["bert"]().eval(), [batch("bert", seed=0)] * 3
-    near, _ = mean_errors(klformer.convert(model, data, options={"num_frequencies": 23, "window": 0}, steps=0))
-    far, _ = mean_errors(klformer.convert(model, data, attention="performer:num_frequencies=23", steps=0))
+    near, _ = mean_errors(convert(model, data, options={"num_frequencies": 23, "window": 0}, steps=0))
+    far, _ = mean_errors(convert(model, data, attention="performer:num_frequencies=23", steps=0))
     assert all(a < 0.5 * b for a, b in zip(near, far, strict=True))
 
 
@@ -57,7 +88,7 @@ def test_errors_are_what_they_are_called():
         for each in data:
             host.run(each)
     assert isinstance(calls[0], Call)
-    errors = fit.measure(host, {name: mechanism}, data).by_site[name]
+    errors = fitting.measure(host, {name: mechanism}, data).by_site[name]
     for head in range(4):
         off = size = 0.0
         for call, inputs in zip(calls, data, strict=True):
@@ -82,15 +113,13 @@ def test_the_best_is_kept():
     """A learning rate that ruins everything: what remains is the start."""
     model = FAMILIES["bert"]()
     data = batches("bert", 12)
-    before, after = mean_errors(
-        klformer.convert(model, data, options={"num_frequencies": 8}, steps=30, learning_rate=99.0)
-    )
+    before, after = mean_errors(convert(model, data, options={"num_frequencies": 8}, steps=30, learning_rate=99.0))
     assert all(b <= a for a, b in zip(before, after, strict=True))
 
 
 def test_the_same_seed_is_the_same_model():
     model, data = FAMILIES["bert"](), batches("bert", 8)
-    make = lambda seed: klformer.convert(model, data, options={"num_frequencies": 8}, steps=3, seed=seed).model  # noqa: E731
+    make = lambda seed: convert(model, data, options={"num_frequencies": 8}, steps=3, seed=seed).model  # noqa: E731
     first, again, other = (answer(make(seed), data[0]) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -99,17 +128,17 @@ def test_the_same_seed_is_the_same_model():
 def test_layers_that_stay_softmax():
     model, data = FAMILIES["bert"]().eval(), batches("bert")
     options = {"num_frequencies": 4}
-    one = klformer.convert(model, data, options=options, steps=0, keep_softmax=1)
+    one = convert(model, data, options=options, steps=0, keep_softmax=1)
     worst = max(one.certificate.layers, key=lambda layer: layer.mean())
     assert [layer.stays_softmax for layer in one.certificate.layers] == [
         layer is worst for layer in one.certificate.layers
     ]
     assert one.certificate.hybrid["distance"] < one.certificate.linear["distance"]
     assert len(one.records) == 1
-    both = klformer.convert(model, data, options=options, steps=0, keep_softmax=2)
+    both = convert(model, data, options=options, steps=0, keep_softmax=2)
     assert_close(answer(both.model, data[0]), answer(model, data[0]))
     budget = (min(e.mean() for e in one.certificate.layers) + worst.mean()) / 2
-    within = klformer.convert(model, data, options=options, steps=0, keep_softmax=budget)
+    within = convert(model, data, options=options, steps=0, keep_softmax=budget)
     assert [e.stays_softmax for e in within.certificate.layers] == [e.stays_softmax for e in one.certificate.layers]
     assert "stays softmax" in within.certificate.table()
 
@@ -118,8 +147,8 @@ def test_layers_that_stay_softmax():
 def test_fine_tuning_brings_answers_nearer(finetune):
     model, data = FAMILIES["bert"]().eval(), batches("bert", 12)
     arguments = {"options": {"num_frequencies": 4}, "steps": 10, "finetune": finetune}
-    plain = klformer.convert(model, data, **arguments)
-    tuned = klformer.convert(model, data, finetune_steps=30, finetune_learning_rate=1e-3, **arguments)
+    plain = convert(model, data, **arguments)
+    tuned = convert(model, data, finetune_steps=30, finetune_learning_rate=1e-3, **arguments)
     assert tuned.certificate.linear["distance"] < 0.95 * plain.certificate.linear["distance"]
     same = torch.equal(tuned.model.bert.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)
     assert same == (finetune == "kernels")
@@ -131,8 +160,7 @@ def test_labels_can_be_learned_beside_the_answers():
     data = [each | {"labels": torch.full_like(each["input_ids"], 7)} for each in batches("bert", 12)]
     arguments = {"options": {"num_frequencies": 4}, "steps": 2, "finetune_steps": 20, "finetune_learning_rate": 3e-3}
     right = [
-        klformer.convert(model, data, **arguments, label_weight=weight).certificate.linear["accuracy"]
-        for weight in (0.0, 10.0)
+        convert(model, data, **arguments, label_weight=weight).certificate.linear["accuracy"] for weight in (0.0, 10.0)
     ]
     assert right[0] < 0.3 < 0.8 < right[1]
 
@@ -180,7 +208,7 @@ def test_what_the_layers_give(family):
 @pytest.mark.parametrize("attention", ["gmm-prf", "fastfood-prf", "generative-prf", "gmm-rks", "linear-elu"])
 def test_other_attentions(attention, tmp_path):
     options = {} if attention == "linear-elu" else {"num_frequencies": 8, "redraw": False}
-    conversion = klformer.convert(FAMILIES["bert"](), batches("bert"), attention=attention, options=options, steps=3)
+    conversion = convert(FAMILIES["bert"](), batches("bert"), attention=attention, options=options, steps=3)
     conversion.save(tmp_path)
     assert torch.equal(
         answer(klformer.load_converted(tmp_path), batch("bert")), answer(conversion.model, batch("bert"))
@@ -212,11 +240,9 @@ class TestOwnModels:
 
     def test_converts_saves_and_loads(self, model, tmp_path):
         data = self.data()
-        before, after = mean_errors(
-            klformer.convert(model, data, options={"num_frequencies": 8, "window": 0}, steps=20)
-        )
+        before, after = mean_errors(convert(model, data, options={"num_frequencies": 8, "window": 0}, steps=20))
         assert all(b < a for a, b in zip(before, after, strict=True))
-        conversion = klformer.convert(model, data, options={"num_frequencies": 8}, steps=20)
+        conversion = convert(model, data, options={"num_frequencies": 8}, steps=20)
         assert all(record.attention.options["window"] == 8 for record in conversion.records.values())
         assert set(conversion.certificate.parts) == {"near alone", "kernel alone"}
         assert {"accuracy", "agreement", "distance"} <= set(conversion.certificate.linear)
@@ -243,12 +269,12 @@ class TestOwnModels:
 
     def test_fine_tuning_brings_answers_nearer(self, model):
         data, arguments = self.data(12), {"options": {"num_frequencies": 4}, "steps": 5}
-        plain = klformer.convert(model, data, **arguments)
-        tuned = klformer.convert(model, data, finetune_steps=30, finetune_learning_rate=1e-3, **arguments)
+        plain = convert(model, data, **arguments)
+        tuned = convert(model, data, finetune_steps=30, finetune_learning_rate=1e-3, **arguments)
         assert tuned.certificate.linear["distance"] < plain.certificate.linear["distance"]
 
     def test_needs_a_model_to_load_into(self, model, tmp_path):
-        klformer.convert(model, self.data(), options={"num_frequencies": 8}, steps=0).save(tmp_path)
+        convert(model, self.data(), options={"num_frequencies": 8}, steps=0).save(tmp_path)
         with pytest.raises(ValueError, match="give into="):
             klformer.load_converted(tmp_path)
 
@@ -267,8 +293,7 @@ def test_nothing_is_chosen_by_what_is_measured():
     model, data = FAMILIES["bert"]().eval(), batches("bert", 12)
     arguments = {"options": {"num_frequencies": "auto"}, "error_budget": 0.2, "steps": 4, "keep_softmax": 1}
     some = [
-        klformer.convert(model, data[4:], **arguments, choosing=data[:2], evaluation=each)
-        for each in (data[2:3], data[3:4])
+        convert(model, data[4:], **arguments, choosing=data[:2], evaluation=each) for each in (data[2:3], data[3:4])
     ]
     assert some[0].records == some[1].records
     for name, value in some[0].model.state_dict().items():
@@ -281,9 +306,7 @@ def test_draws_are_kept_unless_another_is_asked_for():
     model, data = FAMILIES["bert"](), batches("bert", 6)
     noise = []
     for options in ({"window": 0}, {"window": 0, "redraw": False}, {"window": 0, "redraw": True}):
-        conversion = klformer.convert(
-            model, data, attention="gmm-prf", options={"num_frequencies": 8, **options}, steps=3
-        )
+        conversion = convert(model, data, attention="gmm-prf", options={"num_frequencies": 8, **options}, steps=3)
         assert all(
             record.attention.options["redraw"] == options.get("redraw", False) for record in conversion.records.values()
         )
@@ -336,7 +359,7 @@ class Memory(torch.nn.Module):
 @pytest.mark.parametrize(("queries", "keys"), [(5, 12), (9, 9), (12, 5)])
 def test_keys_of_another_sequence_are_no_neighbours(queries, keys):
     data = [{"x": torch.randn(2, queries, 16), "y": torch.randn(2, keys, 16)} for _ in range(6)]
-    conversion = klformer.convert(Memory(), data, options={"num_frequencies": 8}, steps=2)
+    conversion = convert(Memory(), data, options={"num_frequencies": 8}, steps=2)
     (record,) = conversion.records.values()
     assert record.attention.options["window"] == 0
     assert "window" not in conversion.certificate.layers[0].attention

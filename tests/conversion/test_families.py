@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conversion_support import CAUSAL, ENCODERS, FAMILIES, PADDING, answer, batch, batches
+from conversion_support import CAUSAL, ENCODERS, FAMILIES, PADDING, answer, batch, batches, convert
 from torch.testing import assert_close
 
 import klformer
@@ -15,7 +15,7 @@ OPTIONS = {"num_frequencies": 8}
 def converted(family, **arguments):
     torch.manual_seed(0)
     model = FAMILIES[family]()
-    return model, klformer.convert(model, batches(family), **{"options": OPTIONS, "steps": 3, **arguments})
+    return model, convert(model, batches(family), **{"options": OPTIONS, "steps": 3, **arguments})
 
 
 @pytest.fixture(params=FAMILIES)
@@ -55,7 +55,7 @@ def test_the_model_that_is_given_is_left_as_it_is():
     model.bert.eval()
     expected = answer(model.bert, batch("bert"))
     implementation = model.config._attn_implementation
-    klformer.convert(model, batches("bert"), options=OPTIONS, steps=2)
+    convert(model, batches("bert"), options=OPTIONS, steps=2)
     assert torch.equal(answer(model.bert, batch("bert")), expected)
     assert model.config._attn_implementation == implementation != "klformer"
     assert model.training
@@ -119,8 +119,8 @@ def test_windows_are_left_out_by_layers():
     model = type(model)(config).eval()
     inputs = batches("modernbert")
     with pytest.raises(klformer.conversion.ConversionError, match=r"layer 1 sees a sliding window.*layers=\(0,\)"):
-        klformer.convert(model, inputs)
-    conversion = klformer.convert(model, inputs, layers=(0,), options=OPTIONS, steps=0)
+        convert(model, inputs)
+    conversion = convert(model, inputs, layers=(0,), options=OPTIONS, steps=0)
     assert "1 of 2 layers were left out" in conversion.certificate.notes[0]
     # The layer that was left out is what it was: with the kernel taken away as well, all is as before.
     del conversion.model.model.layers[0].attn.klformer

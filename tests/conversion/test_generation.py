@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from conversion_support import CAUSAL, PADDING, batches
+from conversion_support import CAUSAL, PADDING, batches, convert
 from torch.testing import assert_close
 from transformers import DynamicCache, StaticCache
 
-import klformer
 from klformer.conversion.hf import KernelCache
 from klformer.errors import ArgumentError
 
@@ -15,7 +14,7 @@ PLAIN = {"do_sample": False, "eos_token_id": None, "pad_token_id": PADDING}
 
 def converted(family, **arguments):
     arguments = {"options": {"num_frequencies": 8, "window": 3}, "steps": 1, **arguments}
-    return klformer.convert(CAUSAL[family](), batches(family), **arguments).model
+    return convert(CAUSAL[family](), batches(family), **arguments).model
 
 
 @pytest.fixture(scope="module", params=CAUSAL)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
-from conversion_support import FAMILIES, answer, batch, batches, make_folder, texts
+from conversion_support import FAMILIES, answer, batch, batches, convert, make_folder, texts
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from torch.testing import assert_close
@@ -24,7 +24,7 @@ SAID = "pip install 'klformer[hf]', import klformer, and load it with AutoModel"
 
 @pytest.fixture
 def conversion():
-    return klformer.convert(FAMILIES["bert"](), batches("bert"), options={"num_frequencies": 8}, steps=1)
+    return convert(FAMILIES["bert"](), batches("bert"), options={"num_frequencies": 8}, steps=1)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ AUTO |= {f"For{task}": task for task in ("SequenceClassification", "ImageClassif
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_auto_class_of_the_task_and_that_of_the_body(family, tmp_path):
-    model = klformer.convert(FAMILIES[family](), batches(family), options={"num_frequencies": 4}, steps=0).model
+    model = convert(FAMILIES[family](), batches(family), options={"num_frequencies": 4}, steps=0).model
     inputs = batch(family)
     # Once more than once: what was loaded is saved and loaded again.
     for name in ("once", "twice"):
@@ -110,7 +110,7 @@ def test_the_auto_class_of_the_task_and_that_of_the_body(family, tmp_path):
 
 
 def test_layers_that_stay_softmax_come_back_as_such(tmp_path):
-    conversion = klformer.convert(FAMILIES["bert"](), batches("bert"), steps=0, keep_softmax=1)
+    conversion = convert(FAMILIES["bert"](), batches("bert"), steps=0, keep_softmax=1)
     conversion.save(tmp_path)
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert torch.equal(answer(loaded, batch("bert")), answer(conversion.model, batch("bert")))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conversion_support import FAMILIES, answer, batch, batches
+from conversion_support import FAMILIES, answer, batch, batches, convert
 from torch.testing import assert_close
 
 import klformer
@@ -60,7 +60,7 @@ def test_what_weighs_nothing_can_go(record):
 @pytest.mark.parametrize(("budget", "expected"), [(1e-9, 32), (5.0, 8)])
 def test_budgets(budget, expected):
     """D = 8: 32 atoms at the start, which a budget that nothing meets leaves, and 8 at the end."""
-    conversion = klformer.convert(
+    conversion = convert(
         FAMILIES["bert"](), batches("bert"), options={"num_frequencies": "auto"}, error_budget=budget, steps=2
     )
     assert [layer.num_frequencies for layer in conversion.certificate.layers] == [expected] * 2
@@ -71,10 +71,10 @@ def test_layers_get_what_they_need(tmp_path):
     model, data = FAMILIES["bert"]().eval(), batches("bert", 20)
     # The same to choose and to measure by: what is chosen is seen then.
     held_out = {"choosing": data[:2], "evaluation": data[:2]}
-    whole = klformer.convert(model, data[2:], options={"num_frequencies": 32}, steps=30, **held_out)
+    whole = convert(model, data[2:], options={"num_frequencies": 32}, steps=30, **held_out)
     budget = 1.1 * min(layer.mean() for layer in whole.certificate.layers)
     seen = []
-    conversion = klformer.convert(
+    conversion = convert(
         model,
         data[2:],
         **held_out,
@@ -98,4 +98,4 @@ def test_layers_get_what_they_need(tmp_path):
 @pytest.mark.parametrize("attention", ["gmm-prf", "hedgehog", "atoms-rks", "atoms-prf:envelope=gaussian"])
 def test_refused_where_there_are_no_atoms_to_drop(attention):
     with pytest.raises(ArgumentError, match=r"num_frequencies='auto' needs .* 'atoms-prf'"):
-        klformer.convert(FAMILIES["bert"](), batches("bert"), attention=attention, options={"num_frequencies": "auto"})
+        convert(FAMILIES["bert"](), batches("bert"), attention=attention, options={"num_frequencies": "auto"})

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 import transformers
-from conversion_support import FAMILIES, SIZES, batch, batches
+from conversion_support import FAMILIES, SIZES, batch, batches, convert
 
 import klformer
-from klformer.conversion import ConversionError, fit
+from klformer.conversion import ConversionError, fitting
 from klformer.errors import ArgumentError, ArgumentTypeError, FileError
 
 
@@ -19,8 +19,8 @@ def _no_work(monkeypatch):
     def work(*args, **kwargs):
         raise AssertionError("it was not refused")
 
-    monkeypatch.setattr("klformer.conversion.api.learn_kernels", work)
-    monkeypatch.setattr(fit, "_fit_batch", work)
+    monkeypatch.setattr("klformer.conversion.learning.learn_kernels", work)
+    monkeypatch.setattr(fitting, "_fit_batch", work)
 
 
 def tiny(kind, config, **options):
@@ -54,7 +54,7 @@ FULL = ["full_attention", "full_attention"]
 def test_models(name):
     build, message = MODELS[name]
     with pytest.raises(ConversionError, match=message):
-        klformer.convert(build().eval(), batches("bert"))
+        convert(build().eval(), batches("bert"))
 
 
 ARGUMENTS = {
@@ -62,10 +62,10 @@ ARGUMENTS = {
     "an option": ({"options": {"num_frequences": 8}}, "did you mean 'num_frequencies'"),
     "layers": ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, got 2"),
     "no layers": ({"layers": ()}, "at least one layer"),
-    "steps": ({"steps": -1}, "steps must be at least 0"),
-    "learning_rate": ({"learning_rate": 0.0}, "learning_rate must be finite and above 0"),
-    "loss": ({"loss": "outputs"}, "loss must be one of 'output', 'weights'"),
-    "finetune": ({"finetune": "head"}, "finetune must be one of"),
+    "steps": ({"steps": -1}, "steps: .*greater than or equal to 0, got -1"),
+    "learning_rate": ({"learning_rate": 0.0}, "learning_rate: .*greater than 0, got 0.0"),
+    "loss": ({"loss": "outputs"}, "loss: .*'output' or 'weights', got 'outputs'"),
+    "finetune": ({"finetune": "head"}, "finetune: .*'kernels' or 'all'"),
     "labels": ({"label_weight": 1.0}, "label_weight must be 0 where batches have no 'labels'"),
     "positions": ({"attention": "linformer"}, "'linformer' is made for one longest"),
 }
@@ -75,23 +75,23 @@ ARGUMENTS = {
 def test_arguments(name):
     arguments, message = ARGUMENTS[name]
     with pytest.raises((ArgumentError, ArgumentTypeError, ConversionError), match=message):
-        klformer.convert(FAMILIES["bert"](), batches("bert"), **arguments)
+        convert(FAMILIES["bert"](), batches("bert"), **arguments)
 
 
 def test_an_attention_without_causal_form(monkeypatch):
     monkeypatch.setattr("klformer.attention.bigbird.BigBirdAttention.supports_causal", False)
     with pytest.raises(ConversionError, match="'bigbird' has no causal form, and the model is causal"):
-        klformer.convert(FAMILIES["gpt2"](), batches("gpt2"), attention="bigbird")
+        convert(FAMILIES["gpt2"](), batches("gpt2"), attention="bigbird")
 
 
 def test_batches():
     model = FAMILIES["bert"]()
     with pytest.raises(ArgumentError, match="one to fit to, one to choose by and one to measure by, got 0, 0 and 1"):
-        klformer.convert(model, batches("bert", 1))
+        convert(model, batches("bert", 1))
     with pytest.raises(ArgumentTypeError, match="a batch must be a mapping"):
-        klformer.convert(model, [torch.ones(2, 3)] * 3)
+        convert(model, [torch.ones(2, 3)] * 3)
     with pytest.raises(ArgumentTypeError, match=r"batch\['input_ids'\] must be a tensor, got list"):
-        klformer.convert(model, [{"input_ids": [[1]]}] * 3)
+        convert(model, [{"input_ids": [[1]]}] * 3)
 
 
 def test_folders(tmp_path):
@@ -108,7 +108,7 @@ class TestConverted:
     @pytest.fixture
     def model(self, monkeypatch):
         monkeypatch.undo()
-        return klformer.convert(FAMILIES["bert"](), batches("bert"), options={"num_frequencies": 8}, steps=0).model
+        return convert(FAMILIES["bert"](), batches("bert"), options={"num_frequencies": 8}, steps=0).model
 
     def test_maps(self, model):
         with pytest.raises(ArgumentError, match="output_attentions must be False"):
@@ -130,10 +130,10 @@ class TestConverted:
 
     def test_again(self, model):
         with pytest.raises(ConversionError, match="converted already"):
-            klformer.convert(model, batches("bert"))
+            convert(model, batches("bert"))
 
     def test_weights_of_another(self, model, tmp_path):
-        conversion = klformer.convert(FAMILIES["bert"](), batches("bert"), options={"num_frequencies": 8}, steps=0)
+        conversion = convert(FAMILIES["bert"](), batches("bert"), options={"num_frequencies": 8}, steps=0)
         conversion.save(tmp_path)
         config = copy.deepcopy(conversion.model.config)
         config.num_hidden_layers = 3
@@ -143,5 +143,5 @@ class TestConverted:
 
 
 def test_a_part_of_a_layer_can_not_stay_softmax():
-    with pytest.raises(ArgumentError, match=r"keep_softmax must be a number of layers, or an error below 1, got 1\.5"):
-        klformer.convert(FAMILIES["bert"](), batches("bert"), keep_softmax=1.5)
+    with pytest.raises(ArgumentError, match=r"keep_softmax: must be a number of layers, or an error below 1, got 1\.5"):
+        convert(FAMILIES["bert"](), batches("bert"), keep_softmax=1.5)

@@ -5,6 +5,7 @@ trained with the model's own. Layers without one do what they did before.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,29 +42,19 @@ OBSTACLES = {
 }
 
 
+@dataclass(frozen=True)
 class InterfaceCall:
     """A call of the attention interface as transformers makes it."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        scaling: float | None,
-        dropout: float,
-        is_causal: bool | None,
-        extras: dict[str, Any],
-    ) -> None:
-        self.module = module
-        self.query, self.key, self.value = query, key, value
-        self.attention_mask = attention_mask
-        self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        self.dropout = dropout
-        self.causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-        self.extras = extras
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attention_mask: Tensor | None
+    scaling: float
+    dropout: float
+    causal: bool
+    extras: dict[str, Any]
 
     def sizes(self) -> AttentionSizes:
         return AttentionSizes(self.query.shape[1], self.query.shape[3], self.value.shape[3])
@@ -132,17 +123,9 @@ def attend(
     """
     if extras.get("output_attentions"):
         raise ArgumentError("a converted model makes no attention maps: output_attentions must be False")
-    call = InterfaceCall(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling=scaling,
-        dropout=dropout,
-        is_causal=is_causal,
-        extras=extras,
-    )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    call = InterfaceCall(module, query, key, value, attention_mask, scaling, dropout, causal, extras)
     receiver = getattr(module, RECEIVER, None)
     if receiver is not None:
         heads = receiver(module, call)

@@ -1,35 +1,28 @@
 """`klformer convert`: a trained softmax model in a folder becomes a linear one in another."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
+from pydantic import Field
 
-from klformer.conversion import convert
+from klformer.config import Config
+from klformer.conversion import ConversionConfig, convert
 from klformer.conversion.batches import MAX_HELD_OUT
 from klformer.conversion.saving import CERTIFICATE
-from klformer.conversion.texts import read_texts
 from klformer.errors import ArgumentError
 from klformer.files import read_json, write_json
 from klformer.lab.cli.command import plain_command
+from klformer.lab.cli.texts import read_texts
 from klformer.lab.report.certificate import write_certificate
 
 #: In the folder of the converted model, as long as it is not there.
 STATE = "fit.safetensors"
 
 
-@dataclass(frozen=True)
-class Convert:
-    """Replace the softmax attention of a trained model of transformers by a kernel that is learned from it.
-
-    The model keeps its weights; the kernels are fitted to its attention on your texts. Interrupted, the same command
-    goes on. Examples:
-
-      klformer convert bert --data reviews.txt --out bert-linear
-      klformer convert bert --data reviews.csv --column review --out bert-linear --steps 500 --finetune-steps 500
-    """
+class Files(Config):
+    """What is read and written."""
 
     model: tyro.conf.Positional[Path]
     """Folder of the model and its tokenizer, as transformers or sentence-transformers writes it."""
@@ -41,38 +34,23 @@ class Convert:
     """Column with the texts, of tables."""
     attention: str = "atoms-prf"
     """The attention to put in, with options after a colon, like atoms-prf:num_frequencies=256."""
-    layers: tuple[int, ...] | None = None
-    """Layers to convert, counted from 0; all if not given."""
-    steps: int = 300
-    """Steps of fitting the kernels, a batch each."""
-    learning_rate: float = 0.05
-    """Learning rate of the kernels."""
-    loss: Literal["output", "weights"] = "output"
-    """What is fitted: the output of attention, or its weights, for short texts."""
-    error_budget: float = 0.1
-    """Largest error of a layer, for --attention atoms-prf:num_frequencies=auto."""
-    finetune_steps: int = 0
-    """Steps of distillation of the teacher's answers after that."""
-    finetune: Literal["kernels", "all"] = "all"
-    """What they train."""
-    finetune_learning_rate: float = 1e-4
-    """Learning rate of all weights but the kernels', which take ten times as much."""
-    label_weight: float = 0.0
-    """What the loss of the task itself, masked or next words, weighs beside the teacher's answers."""
-    keep_softmax: float = 0
-    """Layers that stay softmax, those with the largest errors; or, below 1, the error above which a layer does."""
-    max_positions: int | None = None
-    """Tokens that the converted model is to read, if more than the teacher."""
-    extension: Literal["repeat", "interpolate"] = "repeat"
-    """How learned position embeddings are made more."""
-    batch_size: int = 16
+    batch_size: int = Field(16, ge=1)
     """Texts in a batch."""
-    max_length: int = 512
+    max_length: int = Field(512, ge=1)
     """Tokens of a text that are used."""
     lengths: tuple[int, ...] = ()
     """Numbers of tokens at which time and memory are measured beside softmax."""
-    seed: int = 0
-    """Seed of everything that is random."""
+
+
+class Convert(ConversionConfig, Files):
+    """Replace the softmax attention of a trained model of transformers by a kernel that is learned from it.
+
+    The model keeps its weights; the kernels are fitted to its attention on your texts. Interrupted, the same command
+    goes on. Examples:
+
+      klformer convert bert --data reviews.txt --out bert-linear
+      klformer convert bert --data reviews.csv --column review --out bert-linear --steps 500 --finetune-steps 500
+    """
 
 
 def run(options: Convert) -> None:
@@ -83,7 +61,6 @@ def run(options: Convert) -> None:
         raise ArgumentError(f"convert needs transformers: pip install 'klformer[hf]' ({error})") from error
     if (options.out / CERTIFICATE).exists():
         raise ArgumentError(f"{options.out} has a converted model already: give another --out")
-    keep = options.keep_softmax
     model, tokenizer = load_teacher(options.model)
     longest = options.max_positions or longest_input(model) or options.max_length
     steps = options.steps + options.finetune_steps
@@ -111,20 +88,8 @@ def run(options: Convert) -> None:
         evaluation=batches_of(held_out),
         choosing=batches_of(choosing),
         attention=options.attention,
-        layers=options.layers,
-        steps=options.steps,
-        learning_rate=options.learning_rate,
-        loss=options.loss,
-        error_budget=options.error_budget,
-        finetune_steps=options.finetune_steps,
-        finetune=options.finetune,
-        finetune_learning_rate=options.finetune_learning_rate,
-        label_weight=options.label_weight,
-        keep_softmax=keep if 0 < keep < 1 else int(keep),
-        max_positions=options.max_positions,
-        extension=options.extension,
+        config=options,
         state_file=options.out / STATE,
-        seed=options.seed,
         progress=_say,
     )
     conversion.save(options.out, tokenizer=tokenizer)

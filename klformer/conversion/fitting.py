@@ -9,19 +9,18 @@ one batch, however many layers and batches there are.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
+from klformer.conversion.config import ConversionConfig, Loss
 from klformer.conversion.hosts import Batch, Call, Host
 from klformer.conversion.resume import State, Store
 from klformer.conversion.start import KeySample, can_start_from_keys, start_from_keys
 from klformer.noise import resample
 
-Loss = Literal["output", "weights"]
 #: Called with what is done, the step, the number of steps, and the mean error.
 Progress = Callable[[str, int, int, float], None]
 
@@ -83,10 +82,7 @@ class LayerFit:
         averages."""
         found = {f"now.{name}": value for name, value in _copy(self.mechanism).items()}
         found |= {f"best.{name}": value for name, value in self._best_state.items()}
-        if self._optimiser is not None:
-            for index, averages in self._optimiser.state_dict()["state"].items():
-                found |= {f"adam.{index}.{name}": value for name, value in averages.items()}
-        return found
+        return found if self._optimiser is None else found | averages_of(self._optimiser)
 
     @property
     def best(self) -> float:
@@ -98,17 +94,27 @@ class LayerFit:
         self._best = best
         self._best_state = _below("best", tensors)
         self.mechanism.load_state_dict(_below("now", tensors))
-        averages: dict[int, dict[str, Tensor]] = {}
-        for name, value in _below("adam", tensors).items():
-            index, _, kind = name.partition(".")
-            averages.setdefault(int(index), {})[kind] = value
         if self._optimiser is not None:
-            groups = self._optimiser.state_dict()["param_groups"]
-            self._optimiser.load_state_dict({"state": averages, "param_groups": groups})
+            take_averages(self._optimiser, tensors)
 
     def take_best(self) -> None:
         """Make the mechanism what it was when its error was lowest."""
         self.mechanism.load_state_dict(self._best_state)
+
+
+def averages_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser remembers, by names."""
+    state = optimiser.state_dict()["state"]
+    return {f"adam.{index}.{name}": value for index, each in state.items() for name, value in each.items()}
+
+
+def take_averages(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Have an optimiser remember what `averages_of` gave; other names are left alone."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in _below("adam", tensors).items():
+        index, _, kind = name.partition(".")
+        state.setdefault(int(index), {})[kind] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
 def start(host: Host, mechanisms: Mapping[str, AttentionMechanism], batches: Batches, *, seed: int) -> None:
@@ -132,15 +138,12 @@ def start(host: Host, mechanisms: Mapping[str, AttentionMechanism], batches: Bat
         start_from_keys(mechanism, samples[name].keys(), generator)
 
 
-def fit(
+def fit_layers(
     host: Host,
     mechanisms: Mapping[str, AttentionMechanism],
     batches: Batches,
+    config: ConversionConfig,
     *,
-    steps: int,
-    learning_rate: float,
-    loss: Loss = "output",
-    seed: int = 0,
     progress: Progress | None = None,
     store: Store | None = None,
 ) -> None:
@@ -150,7 +153,8 @@ def fit(
     frequencies do so in every step. What a store holds is gone on with, and whenever errors are measured, the state is
     saved there.
     """
-    fits = {name: LayerFit(each, learning_rate=learning_rate, loss=loss) for name, each in mechanisms.items()}
+    steps, rate = config.steps, config.learning_rate
+    fits = {name: LayerFit(each, learning_rate=rate, loss=config.loss) for name, each in mechanisms.items()}
     every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
     without_gain = first = 0
     if store is not None and (state := store.load()) is not None and state.stage == "fit":
@@ -171,7 +175,7 @@ def fit(
             if without_gain >= PATIENCE:
                 break
         if step < steps:
-            redraw(mechanisms, seed, step)
+            redraw(mechanisms, config.seed, step)
             _fit_batch(host, fits, batches.at(step), share_of_rate(step, steps))
     for layer in fits.values():
         layer.take_best()

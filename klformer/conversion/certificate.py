@@ -21,7 +21,7 @@ class LayerErrors:
     """Relative squared errors of the heads of a layer's attention, each with softmax below it.
 
     Examples:
-        >>> from klformer.conversion.certify import LayerErrors
+        >>> from klformer.conversion.certificate import LayerErrors
         >>> errors = LayerErrors(0, "layers.0", "atoms-prf", 64, start=(0.4, 0.6), fitted=(0.1, 0.3))
         >>> errors.mean()
         0.2
@@ -46,7 +46,7 @@ class Certificate:
     """Figures of a conversion, on held-out batches.
 
     Examples:
-        >>> from klformer.conversion.certify import Certificate
+        >>> from klformer.conversion.certificate import Certificate
         >>> certificate = Certificate(
         ...     model="BertForMaskedLM", layers=(), teacher={"accuracy": 0.94}, linear={"accuracy": 0.93}, hybrid=None,
         ...     num_held_out=8, seconds={"fit": 60.0}, processor_seconds=60.0,

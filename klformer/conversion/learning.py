@@ -1,0 +1,156 @@
+"""The second step of a conversion: kernels learn to stand in for softmax, each by itself and then all together."""
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from klformer.attention import AttentionMechanism
+from klformer.conversion.certificate import figures
+from klformer.conversion.config import ConversionConfig
+from klformer.conversion.distil import distil
+from klformer.conversion.fitting import HeadErrors, Progress, fit_layers, measure, start
+from klformer.conversion.hosts import Host, evaluating
+from klformer.conversion.planning import Plan, host_of
+from klformer.conversion.prune import prune
+from klformer.conversion.record import SiteRecord
+from klformer.conversion.resume import Store
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Kernels by the names of their sites, how they were built, and their errors before and after they were fitted.
+
+    `at_start` and `fitted` are of the batches to measure by; `chosen_by` is after the fit, of those to choose by.
+    """
+
+    mechanisms: dict[str, AttentionMechanism]
+    records: dict[str, SiteRecord]
+    at_start: HeadErrors
+    fitted: HeadErrors
+    chosen_by: HeadErrors
+
+    def for_json(self) -> dict[str, Any]:
+        """All but the parameters."""
+        return {
+            "records": {name: record.model_dump(mode="json") for name, record in self.records.items()},
+            "at_start": {name: error.tolist() for name, error in self.at_start.by_site.items()},
+            "fitted": {name: error.tolist() for name, error in self.fitted.by_site.items()},
+            "chosen_by": {name: error.tolist() for name, error in self.chosen_by.by_site.items()},
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any], device: torch.device) -> "Learned":
+        """What `for_json` said, with fresh parameters."""
+        records = {name: SiteRecord(**record) for name, record in content["records"].items()}
+        mechanisms = {name: record.build().to(device) for name, record in records.items()}
+        errors = [
+            HeadErrors({name: torch.tensor(error) for name, error in content[key].items()})
+            for key in ("at_start", "fitted", "chosen_by")
+        ]
+        return Learned(mechanisms, records, *errors)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A converted model, of which nobody knows yet what it kept."""
+
+    plan: Plan
+    student: Host
+    learned: Learned
+    kept: frozenset[str]
+    """The sites that stay softmax."""
+    linear: dict[str, float] | None
+    """Figures of the model without those, before fine-tuning; None if there are none."""
+    seconds: dict[str, float]
+    """Wall time of each part."""
+    processor_began: float
+    """Time of the processor when it began."""
+    is_resumed: bool
+
+    @property
+    def trained(self) -> dict[str, AttentionMechanism]:
+        """The attentions that are in the model."""
+        return {name: each for name, each in self.learned.mechanisms.items() if name not in self.kept}
+
+
+def fit(plan: Plan, *, state_file: str | Path | None = None, progress: Progress | None = None) -> Fitted:
+    """Learn the kernels of a plan in a copy of its model: the second step of `klformer.convert`.
+
+    Args:
+        plan: What `plan` gave.
+        state_file: As in `convert`; it stays there.
+        progress: As in `convert`.
+
+    Raises:
+        FileError: the state is of another conversion, damaged, or can't be written.
+
+    Examples:
+        >>> import torch, klformer
+        >>> config = klformer.EncoderConfig(model_dim=16, num_layers=2, num_heads=2, attention="softmax")
+        >>> batches = [{"x": torch.randn(2, 12, 16)} for _ in range(3)]
+        >>> settings = klformer.ConversionConfig(steps=2, keep_softmax=1)
+        >>> plan = klformer.conversion.plan(klformer.TransformerEncoder(config), batches, config=settings)
+        >>> fitted = klformer.conversion.fit(plan)
+        >>> len(fitted.kept), len(fitted.trained)
+        (1, 1)
+    """
+    batches = plan.batches
+    began, processor_began = time.perf_counter(), time.process_time()
+    config, student = plan.config, host_of(copy.deepcopy(plan.teacher.model))
+    store = None if state_file is None else Store(Path(state_file), _settings(plan))
+    resumed = None if store is None else store.load()
+    before = resumed.rest if resumed is not None and resumed.stage == "distil" else None
+    with evaluating(plan.teacher.model), evaluating(student.model):
+        if before is not None:
+            learned = Learned.from_json(before["learned"], next(student.model.parameters()).device)
+        else:
+            learned = learn_kernels(student, plan, progress, store)
+        seconds = {"fit": time.perf_counter() - began}
+        student.install(learned.mechanisms)
+        kept = frozenset(_stay_softmax(learned.chosen_by, config.keep_softmax))
+        linear = before["linear"] if before is not None else None
+        if kept and linear is None:
+            linear = figures(student, plan.teacher, batches.held_out, causal=plan.causal)
+        student.remove(kept)
+        fitted = Fitted(plan, student, learned, kept, linear, seconds, processor_began, resumed is not None)
+        if config.finetune_steps:
+            rest = {"learned": learned.for_json(), "linear": linear}
+            distil(student, plan, fitted.trained, progress=progress, store=store, before=rest)
+            seconds["finetune"] = time.perf_counter() - began - seconds["fit"]
+    return fitted
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What must be equal for a conversion to be gone on with."""
+    settings = plan.config.model_dump(mode="json", include=set(ConversionConfig.model_fields))
+    settings |= {"attention": plan.attention.complete().label(), "layers": list(plan.records)}
+    return settings | {"batches": plan.batches.fingerprint()}
+
+
+def learn_kernels(host: Host, plan: Plan, progress: Progress | None, store: Store | None) -> Learned:
+    """Return kernels in the place of softmax at the sites of a host, each learned by itself with softmax below it."""
+    config, records, batches = plan.config, dict(plan.records), plan.batches
+    device = next(host.model.parameters()).device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        mechanisms = {name: record.build().to(device) for name, record in records.items()}
+    start(host, mechanisms, batches, seed=config.seed)
+    at_start = measure(host, mechanisms, batches.held_out)
+    fit_layers(host, mechanisms, batches, config, progress=progress, store=store)
+    if plan.is_auto:
+        mechanisms, records = prune(host, mechanisms, records, batches, config, progress=progress)
+    fitted, chosen_by = (measure(host, mechanisms, some) for some in (batches.held_out, batches.choosing))
+    return Learned(mechanisms, records, at_start, fitted, chosen_by)
+
+
+def _stay_softmax(errors: HeadErrors, keep: int | float) -> set[str]:
+    """The names of the sites that stay softmax: the worst so many, or those with an error above a budget below 1."""
+    means = {name: float(error.mean()) for name, error in errors.by_site.items()}
+    if 0 < keep < 1:
+        return {name for name, error in means.items() if error > keep}
+    return set(sorted(means, key=means.__getitem__, reverse=True)[: int(keep)])
