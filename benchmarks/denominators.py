@@ -5,15 +5,16 @@ adds a constant to the kernel. Queries and keys are N(0, 1) before the scaling b
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from klformer.attention import build_attention
-from klformer.lab.bench.report import Cells, as_table, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table, number, percent, words
 from klformer.lab.terminal import make_console
 
 _ATTENTIONS = ("rbf-rks", "gmm-rks", "fastfood-rks", "generative-rks")
@@ -47,18 +48,18 @@ def run(options: DenominatorBench) -> None:
     results = [row for name in _ATTENTIONS for length in options.lengths for row in _count(name, length, options)]
     title = f"share of negative denominators, D={options.head_dim} R={options.num_frequencies}, q, k ~ N(0, 1)"
     console = make_console(80)
-    console.print(as_table(shares(results), title=title))
+    replace(denominator_table(results), title=title).print(console)
     write_report(options.json, describe_machine(), {"options": asdict(options), "results": results}, console)
 
 
-def shares(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """What the rows say, by heading: a line for every attention and number of keys, a column for every smoothing."""
-    lines: dict[tuple[str, int], Cells] = {}
+def denominator_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for every attention and number of keys, with a column for every smoothing."""
+    lines: dict[tuple[str, int], dict[str, object]] = {}
     for row in rows:
         name, keys = row["attention"], row["keys"]
-        line = lines.setdefault((name, keys), {"attention": name, "keys": f"{keys:,}"})
-        line[f"smoothing {row['smoothing']:g}"] = f"{100 * row['negative_share']:.1f}%"
-    return list(lines.values())
+        line = lines.setdefault((name, keys), {"attention": words(name, code=True), "keys": number(keys, "{:,}")})
+        line[f"smoothing {row['smoothing']:g}"] = percent(row["negative_share"], "{:.1f}%")
+    return Table.of(list(lines.values()))
 
 
 def _count(name: str, keys: int, options: DenominatorBench) -> list[dict[str, Any]]:

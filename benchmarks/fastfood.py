@@ -4,8 +4,8 @@ FastFood projects a token with d log d additions where a dense matrix takes d^2 
 products run at the machine's full speed and the transform does not; this says from which head size on it pays.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from klformer.kernels import FastFoodSpectrum
 from klformer.lab.bench.measure import round_times, spread
-from klformer.lab.bench.report import Cells, as_table, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table, number
 from klformer.lab.terminal import make_console
 from klformer.ops.hadamard import hadamard_transform
 
@@ -58,19 +59,24 @@ def run(options: FastFoodBench) -> None:
     results = [_measure(size, options) for size in options.head_dims]
     title = f"projecting {options.length:,} tokens on d frequencies, {environment['date']}, {environment['machine']}"
     console = make_console(80)
-    console.print(as_table([cells(row) for row in results], title=title))
+    replace(fastfood_table(results), title=title).print(console)
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 
-def cells(row: Mapping[str, Any]) -> Cells:
-    """What a row says, by heading: medians of both ways, and how they compare."""
-    transform, product = (row[way]["median"] for way in ("transform", "product"))
-    return {
-        "d": f"{row['head_dim']:,}",
-        "transform every token, ms": f"{transform * 1e3:.2f}",
-        "form blocks + matrix product, ms": f"{product * 1e3:.2f}",
-        "transform / product": f"{transform / product:.1f}x",
-    }
+def fastfood_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each size: medians of both ways, and how they compare."""
+    lines = []
+    for row in results:
+        transform, product = (row[way]["median"] for way in ("transform", "product"))
+        lines.append(
+            {
+                "d": number(row["head_dim"], "{:,}"),
+                "transform every token, ms": number(transform * 1e3),
+                "form blocks + matrix product, ms": number(product * 1e3),
+                "transform / product": number(transform / product, "{:.1f}x"),
+            }
+        )
+    return Table.of(lines)
 
 
 def _measure(size: int, options: FastFoodBench) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`bench few-queries`: the product of one query, without a state and through one, in turns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from unittest.mock import patch
 import torch
 
 from klformer.checks import check_count
-from klformer.lab.bench.measure import both_times, spread, with_spread
-from klformer.lab.bench.report import Cells, as_table, write_report
+from klformer.lab.bench.measure import both_times, spread
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table, interval, number
 from klformer.lab.terminal import make_console
 from klformer.ops.spectral_product import spectral_product
 from klformer.ops.spectral_product.chunked import one_query
@@ -52,7 +53,7 @@ def run(options: FewQueriesBench) -> None:
     results = [_measure(options, feature_map, head_dim, keys) for feature_map, head_dim, keys in cases]
     shape = f"H={options.heads} R={options.frequencies}"
     title = f"one query, forward + backward, {shape}, {environment['date']}, {environment['machine']}"
-    console.print(as_table(few_query_cells(results), title=title))
+    replace(few_query_table(results), title=title).print(console)
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 
@@ -80,16 +81,17 @@ def _measure(options: FewQueriesBench, feature_map: str, head_dim: int, keys: in
     }
 
 
-def few_query_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each case; above 1 the way without a state is faster."""
-    return [
+def few_query_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each case; above 1 the way without a state is faster."""
+    lines = [
         {
             "feature map": row["feature_map"],
-            "D = E": str(row["head_dim"]),
-            "queries": str(row["queries"]),
-            "pairs, ms": f"{row['pairs']['median'] * 1e3:.1f}",
-            "state, ms": f"{row['state']['median'] * 1e3:.1f}",
-            "state / pairs (lowest to highest)": with_spread(row["state_over_pairs"], ".2f"),
+            "D = E": row["head_dim"],
+            "queries": row["queries"],
+            "pairs, ms": number(row["pairs"]["median"] * 1e3, "{:.1f}"),
+            "state, ms": number(row["state"]["median"] * 1e3, "{:.1f}"),
+            "state / pairs (lowest to highest)": interval(row["state_over_pairs"]),
         }
         for row in results
     ]
+    return Table.of(lines)

@@ -5,7 +5,7 @@ No GPU is needed: tensors on torch's device "meta" have shapes and no numbers, a
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -13,9 +13,10 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from klformer.lab.bench.report import Cells, as_table, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table, number
 from klformer.lab.terminal import make_console
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS, Call, FusedBackend, SpectralKernel, Sums
@@ -80,7 +81,7 @@ def run(options: LaunchesBench) -> None:
     sizes = Sizes(1, options.heads, options.length, options.head_dim, options.head_dim, options.frequencies)
     results = [{"name": name, **asdict(sizes), "launches": count_launches(name, sizes)} for name in PRODUCTS]
     title = f"forward + backward, L={options.length:,} H={options.heads} D=E={options.head_dim} R={options.frequencies}"
-    console.print(as_table(launch_cells(results), title=title))
+    replace(launch_table(results), title=title).print(console)
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 
@@ -112,6 +113,6 @@ def count_launches(name: str, sizes: Sizes) -> int:
     return launches.by_name.total()
 
 
-def launch_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each product."""
-    return [{"product": row["name"], "launches": f"{row['launches']:,}"} for row in results]
+def launch_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each product."""
+    return Table.of([{"product": row["name"], "launches": number(row["launches"], "{:,}")} for row in results])

@@ -1,15 +1,15 @@
 """`bench layer-shares`: where the time of a layer of an encoder goes."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.shares import CAPTION, measure_shares, share_cells
+from benchmarks.shares import measure_shares, share_table
 from klformer.attention import AttentionSpec
 from klformer.checks import check_count
-from klformer.lab.bench.report import as_table, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.terminal import make_console
 from klformer.models import EncoderConfig, TransformerEncoder
@@ -50,7 +50,7 @@ def run(options: LayerSharesBench) -> None:
     ]
     shape = f"{options.batch} x {options.length:,} tokens, H={options.heads}, width {options.model_dim}"
     title = f"an encoder layer, forward + backward, {shape}, {environment['date']}, {environment['machine']}"
-    console.print(as_table(share_cells(results), title=title, caption=CAPTION))
+    replace(share_table(results), title=title).print(console)
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 

@@ -1,13 +1,13 @@
 """`bench operator-shares`: where the time of the product goes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from benchmarks.shares import CAPTION, measure_shares, share_cells
+from benchmarks.shares import measure_shares, share_table
 from klformer.checks import check_choice, check_count
 from klformer.lab.bench.ops import PRODUCTS
-from klformer.lab.bench.report import as_table, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.bench.subjects import Operands, forward_and_backward
 from klformer.lab.environment import describe_machine
@@ -51,5 +51,5 @@ def run(options: OperatorSharesBench) -> None:
         results.append({"name": f"{name}, D={dim}", "product": name, **asdict(sizes), **shares})
     shape = f"L={options.length:,} H={options.heads} R={options.frequencies}"
     title = f"the product, forward + backward, {shape}, {environment['date']}, {environment['machine']}"
-    console.print(as_table(share_cells(results), title=title, caption=CAPTION))
+    replace(share_table(results), title=title).print(console)
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)

@@ -11,7 +11,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.launches import NO_LAUNCH
-from klformer.lab.bench.report import Cells, without_empty
+from klformer.lab.tables import MISSING, Table, number, percent
 
 #: torch's operators by group, without the line below that marks those which work in place.
 GROUPS: Mapping[str, Sequence[str]] = {
@@ -63,12 +63,11 @@ def group_of(operator: str) -> str:
     return CALLS if library != "aten" or name in NO_LAUNCH else found
 
 
-def share_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each subject: shares in percent, empty below one half."""
-    return without_empty(
-        [
-            {"": row["name"], "ms": f"{row['seconds'] * 1e3:,.0f}"}
-            | {group: f"{100 * share:.0f}" if share >= 0.005 else "" for group, share in row["shares"].items()}
-            for row in results
-        ]
-    )
+def share_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each subject: shares in percent, missing below one half."""
+    lines = [
+        {"": row["name"], "ms": number(row["seconds"] * 1e3, "{:,.0f}")}
+        | {group: percent(share, "{:.0f}") if share >= 0.005 else MISSING for group, share in row["shares"].items()}
+        for row in results
+    ]
+    return Table.of(lines, notes=[CAPTION])

@@ -15,45 +15,64 @@ Each takes show=, the headings of its columns that the page wants; all that are 
 
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.few_queries import few_query_cells
-from benchmarks.launches import launch_cells
-from benchmarks.shares import share_cells
-from klformer.errors import ArgumentError
-from klformer.lab.analysis.cells import Row, markdown
-from klformer.lab.bench.decode import decoding_cells
-from klformer.lab.bench.model.output import speed_cells
-from klformer.lab.bench.ops import operator_cells
-from klformer.lab.bench.peers import peer_cells
-from klformer.lab.bench.profile import padding_cells, profile_cells
-from klformer.lab.bench.report import Cells, without_empty
+from benchmarks.few_queries import few_query_table
+from benchmarks.launches import launch_table
+from benchmarks.shares import share_table
+from klformer.lab.analysis.cells import Row
+from klformer.lab.bench.decode import decoding_table
+from klformer.lab.bench.model.output import speed_table
+from klformer.lab.bench.ops import operator_table
+from klformer.lab.bench.peers import peer_table
+from klformer.lab.tables import Table, Tabulate, number, percent, words
+from klformer.memory import MEBIBYTE
 
 
-def _as_benchmarks_print(cells: Callable[[Sequence[Row]], list[Cells]]) -> Callable[..., str]:
-    """A kind of table that shows what a benchmark makes of its rows for the terminal; names of attentions are code."""
+def _as_benchmarks_print(tabulate: Tabulate) -> Callable[..., str]:
+    """Return a kind of table that a benchmark prints on the terminal, or some columns of it."""
 
     def table(rows: Sequence[Row], show: Sequence[str] = ()) -> str:
-        lines = without_empty(cells(rows))
-        headings = list(lines[0])
-        if strange := [heading for heading in show if heading not in headings]:
-            raise ArgumentError(f"show= must be some of {', '.join(headings)}; got {', '.join(strange)}")
-        chosen = show or headings
-        return markdown(chosen, [[_code(heading, line[heading]) for heading in chosen] for line in lines])
+        made = tabulate(rows)
+        return (made.with_columns(show) if show else made).as_markdown()
 
     return table
 
 
-def _code(heading: str, cell: str) -> str:
-    return f"`{cell}`" if heading == "attention" else cell
+def _profiles(rows: Sequence[Row]) -> Table:
+    lines = [
+        {
+            "attention": words(row["attention"], code=True),
+            "a step": number(row["seconds"], "{:.2f} s"),
+            "of it in the attention product": percent(row["attention_seconds"] / row["seconds"], "{:.0f}%"),
+            "MiB above the model": number(row["peak_bytes"] / MEBIBYTE, "{:,.0f}"),
+        }
+        for row in rows
+    ]
+    return Table.of(lines)
+
+
+def _padding(rows: Sequence[Row]) -> Table:
+    lines = [
+        {
+            "attention": words(row["attention"], code=True),
+            "batches": row["num_batches"],
+            "tokens": number(row["tokens_ratio"], "{:.2f}x"),
+            "time": number(row["time_ratio"], "{:.2f}x"),
+            "time, median of the batches": number(row["median_time_ratio"], "{:.2f}x"),
+            "losses differ by": number(row["largest_difference"], "{:.1g}"),
+        }
+        for row in rows
+    ]
+    return Table.of(lines)
 
 
 EFFICIENCY: Mapping[str, Callable[..., str]] = {
-    "operators": _as_benchmarks_print(operator_cells),
-    "few-queries": _as_benchmarks_print(few_query_cells),
-    "launches": _as_benchmarks_print(launch_cells),
-    "shares": _as_benchmarks_print(share_cells),
-    "decoding": _as_benchmarks_print(decoding_cells),
-    "peers": _as_benchmarks_print(peer_cells),
-    "models": _as_benchmarks_print(speed_cells),
-    "profile": _as_benchmarks_print(profile_cells),
-    "padding": _as_benchmarks_print(padding_cells),
+    "operators": _as_benchmarks_print(operator_table),
+    "few-queries": _as_benchmarks_print(few_query_table),
+    "launches": _as_benchmarks_print(launch_table),
+    "shares": _as_benchmarks_print(share_table),
+    "decoding": _as_benchmarks_print(decoding_table),
+    "peers": _as_benchmarks_print(peer_table),
+    "models": _as_benchmarks_print(speed_table),
+    "profile": _as_benchmarks_print(_profiles),
+    "padding": _as_benchmarks_print(_padding),
 }

@@ -13,35 +13,28 @@ turing-scaling   one machine, stopped after ever more steps
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from klformer.lab.analysis.cells import Row, markdown
-from klformer.lab.analysis.output import cell
-from klformer.lab.bench.attention_tables import memory_columns, names_of, time_columns
+from klformer.lab.analysis.cells import Row
+from klformer.lab.bench.attention_tables import length_table
+from klformer.lab.tables import Table
 from research.mse.command import check_claims, compare_formulas, compare_maps, fall_with_eigenvalues
 from research.turing.command import brief, brief_scaling
 
 
 def attention(rows: Sequence[Row], show: Sequence[str] = ("seconds",), without: Sequence[str] = ()) -> str:
-    """Milliseconds or MiB of every attention by length, how they grow, and beside softmax.
+    """Return milliseconds or MiB of every attention by length, how they grow, and beside softmax.
 
     Args:
         show: The one quantity to show.
         without: Headings of columns to leave out.
     """
     (quantity,) = show
-    columns = memory_columns(rows) if quantity == "memory" else time_columns(rows, quantity)
-    kept = {heading: cells for heading, cells in columns.items() if heading not in without}
-    names = [f"`{name}`" for name in names_of(rows)]
-    return markdown(["attention", *kept], list(zip(names, *kept.values(), strict=True)))
+    table = length_table(rows, quantity)
+    return table.with_columns([column.title for column in table.columns if column.title not in without]).as_markdown()
 
 
 def _as_printed(summary: Callable[[list[dict[str, Any]]], Sequence[Row]]) -> Callable[[Sequence[Row]], str]:
-    """A kind of table that shows what a command makes of its rows for the terminal."""
-
-    def table(rows: Sequence[Row]) -> str:
-        made = summary([dict(row) for row in rows])
-        return markdown(list(made[0]), [[cell(value) for value in row.values()] for row in made])
-
-    return table
+    """Return a kind of table that shows what a command makes of its rows for the terminal."""
+    return lambda rows: Table.of(summary([dict(row) for row in rows])).as_markdown()
 
 
 MEASUREMENTS: Mapping[str, Callable[..., str]] = {

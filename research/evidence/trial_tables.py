@@ -9,33 +9,83 @@ demo             what is kept of a model whose attention is replaced (`klformer 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from benchmarks import denominators, fastfood
-from klformer.lab.analysis.cells import Row, markdown
-from klformer.lab.bench.sequence_tables import beside_one_process, step_cells, traffic
-from klformer.lab.runs import demo
-
-
-def _as_printed(lines_of: Callable[[Sequence[Row]], Sequence[Mapping[str, str]]]) -> Callable[[Sequence[Row]], str]:
-    """A kind of table with the cells that a command prints."""
-
-    def table(rows: Sequence[Row]) -> str:
-        lines = [_with_code(line) for line in lines_of(rows)]
-        return markdown(list(lines[0]), [list(line.values()) for line in lines])
-
-    return table
+from benchmarks.denominators import denominator_table
+from benchmarks.fastfood import fastfood_table
+from klformer.errors import ArgumentError
+from klformer.lab.analysis.cells import Row
+from klformer.lab.bench.measure import KEEP_FREED_MEMORY, spread
+from klformer.lab.bench.sequence import step_line, traffic_line
+from klformer.lab.environment import allocator_variables
+from klformer.lab.runs.demo import demo_table
+from klformer.lab.tables import MISSING, Table, Tabulate, interval, number
+from klformer.memory import MEBIBYTE
 
 
-def _with_code(line: Mapping[str, str]) -> dict[str, str]:
-    """Names of attentions as code."""
-    return {heading: f"`{cell}`" if heading == "attention" else cell for heading, cell in line.items()}
+def _as_printed(tabulate: Tabulate) -> Callable[[Sequence[Row]], str]:
+    return lambda rows: tabulate(rows).as_markdown()
+
+
+def _steps(rows: Sequence[Row]) -> Table:
+    return Table.of([step_line(row) for row in rows])
+
+
+def _traffic(rows: Sequence[Row]) -> Table:
+    shown = ("tokens", "direction", "processes")
+    return Table.of([{key: step_line(row)[key] for key in shown} | traffic_line(row) for row in rows])
+
+
+def beside_one_process(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for every length, allocator and number of processes: medians over the commands that ran in turn, with the
+    lowest and the highest, and beside one process. The first command of several processes is compared with the first of
+    one process, and so on.
+
+    Raises:
+        ArgumentError: there are not as many rows of several processes as of one.
+    """
+    groups: dict[tuple[int, str], dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        by_count = groups.setdefault((row["length"], row["allocator"]), {})
+        by_count.setdefault(row["processes"], []).append(row)
+    lines = []
+    for (length, allocator), by_count in groups.items():
+        alone = by_count.get(1, [])
+        for count, found in sorted(by_count.items()):
+            if len(found) != len(alone):
+                what = f"{length:,} tokens, {called(allocator)}: {len(found)} rows of {count} processes"
+                raise ArgumentError(f"{what} and {len(alone)} of one; there must be as many")
+            line: dict[str, object] = {
+                "tokens": number(length, "{:,}"),
+                "allocator": called(allocator),
+                "processes": count,
+                "commands": len(found),
+                "s a step": interval(spread([row["seconds"] for row in found])),
+                "times as fast": MISSING,
+                "peak MiB a process": interval(spread([row["peak_bytes"] for row in found]), "{:,.0f}", 1 / MEBIBYTE),
+                "of one process": MISSING,
+            }
+            if count > 1:
+                pairs = list(zip(alone, found, strict=True))
+                line["times as fast"] = interval(spread([one["seconds"] / row["seconds"] for one, row in pairs]))
+                shares = [row["peak_bytes"] / one["peak_bytes"] for one, row in pairs]
+                line["of one process"] = interval(spread(shares))
+            lines.append(line)
+    return Table.of(lines)
+
+
+def called(allocator: str) -> str:
+    """Variables of glibc's allocator in words."""
+    if not allocator:
+        return "glibc's defaults"
+    return "keeps freed memory" if allocator == allocator_variables(KEEP_FREED_MEMORY) else allocator
 
 
 TRIALS: Mapping[str, Callable[..., str]] = {
-    "fastfood-blocks": _as_printed(lambda rows: [fastfood.cells(row) for row in rows]),
-    "denominators": _as_printed(denominators.shares),
-    "sequence-steps": _as_printed(lambda rows: [step_cells(row) for row in rows]),
-    "traffic": _as_printed(traffic),
+    "fastfood-blocks": _as_printed(fastfood_table),
+    "denominators": _as_printed(denominator_table),
+    "sequence-steps": _as_printed(_steps),
+    "traffic": _as_printed(_traffic),
     "processes": _as_printed(beside_one_process),
-    "demo": _as_printed(lambda rows: [demo.cells(row) for row in rows]),
+    "demo": _as_printed(demo_table),
 }

@@ -241,7 +241,7 @@ def test_times_of_attentions_as_their_benchmark_prints_them(tmp_path):
     some = lines_of('attention data.json "without=grows as,faster than softmax" length=256', rows, tmp_path)
     assert some == ["| `softmax` | 16 | 1.0x |", "| `x` | 8 | 2.0x |"]
     memory = [{"name": "x", "length": 64, "memory": 3 * 2**20, "result_and_gradients": 2**21}]
-    assert lines_of("attention data.json show=memory", memory, tmp_path) == ["| `x` | 3 |  | 1.50x |"]
+    assert lines_of("attention data.json show=memory", memory, tmp_path) == ["| `x` | 3 | 1.50x |"]
 
 
 def test_simulations_and_machines_as_their_commands_print_them(tmp_path):

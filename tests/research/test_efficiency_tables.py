@@ -76,7 +76,7 @@ def test_operators_as_the_command_prints_them(table):
     assert table('operators "show=kernel,MiB,of materialised,of result and gradients"', weighed)[1:] == [
         ["prf", "3", "0.50x", "1.50x"]
     ]
-    with pytest.raises(ArgumentError, match="show= must be some of L, kernel, ms, processor ms; got MiB"):
+    with pytest.raises(ArgumentError, match="columns must be some of L, kernel, ms, processor ms; got MiB"):
         table("operators show=kernel,MiB", [operator("prf")])
 
 
@@ -123,8 +123,8 @@ def test_peers(table, kept, monkeypatch):
     rows = kept(*arguments, file="peers.json", target="--out")
     assert table("peers show=peer,klformer,time,rounds", rows) == [
         ["peer", "klformer", "time", "rounds"],
-        ["torch scaled_dot_product_attention", "gmm-rks", "2.00 (1.00 to 3.00)", "3"],
-        ["gmm-rks, features materialised", "gmm-rks", "1.00 (0.50 to 2.00)", "3"],
+        ["torch scaled_dot_product_attention", "`gmm-rks`", "2.00 (1.00 to 3.00)", "3"],
+        ["gmm-rks, features materialised", "`gmm-rks`", "1.00 (0.50 to 2.00)", "3"],
     ]
 
 
@@ -140,7 +140,7 @@ def test_models(table, kept, monkeypatch):
     assert table("models", rows) == [
         ["attention", "steps / s", "processor s a step", "relative to softmax", "relative, processor", "MiB"],
         ["`softmax`", "4", "0.5", "1.00", "1.00", "3"],
-        ["`local`", "not run", "", "", "", ""],
+        ["`local`", "not run (killed)", "", "", "", ""],
     ]
 
 

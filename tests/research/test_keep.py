@@ -148,4 +148,4 @@ def test_analyses_say_what_was_typed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/lib/klformer/__main__.py", *words, "--out", "a b"])
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert typed_command() == "torchrun --nproc-per-node 2 -m klformer bench sequence"
+    assert typed_command() == "torchrun --nproc-per-node 2 -m klformer --plugin research analyze mse --out 'a b'"

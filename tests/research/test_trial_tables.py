@@ -85,7 +85,7 @@ def test_traffic_counted_and_predicted(tmp_path):
     through = {"interface": "lo", "interface_bytes_a_step": 10_500.0}
     rows = [step(2, 1.0, **through), step(2, 1.0, causal=True, **through)]
     assert table_of("traffic", rows, tmp_path) == [
-        "| tokens | direction | processes | said a layer | said a layer, predicted | through lo a step "
+        "| tokens | direction | processes | sent a layer | sent a layer, predicted | through lo a step "
         "| through lo a step, predicted | counted / predicted |",
         "|---|---|---|---|---|---|---|---|",
         "| 4,096 | bidirectional | 2 | 3,500 | 3,500 | 10,500 | 10,000 | 1.05 |",

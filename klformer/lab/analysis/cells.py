@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from klformer.lab.analysis.seeds import standard_error
+from klformer.lab.tables import Cell, Column, Table
 
 Row = Mapping[str, Any]
 
@@ -60,6 +61,6 @@ def is_beyond(mean: float | None, error: float | None, pairs: int) -> bool:
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    table = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    return "\n".join(table + [f"| {' | '.join(cells)} |" for cells in lines])
+    """Return a table in Markdown."""
+    rows = tuple(tuple(Cell(cell, cell) for cell in line) for line in lines)
+    return Table("", tuple(map(Column, headings)), rows).as_markdown()

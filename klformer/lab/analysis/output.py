@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from klformer.files import replacing, write_json
 from klformer.lab.environment import describe_environment, typed_command
 from klformer.lab.plotting import save
+from klformer.lab.tables import Table
 
 
 def write_results(
@@ -61,19 +61,5 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_table(console: Console, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """The rows on screen; numbers with four significant digits, - where there is none."""
-    table = Table(title=title, title_justify="left")
-    for column in rows[0] if rows else ():
-        heading = str(column).replace("_", " ")  # so that it can be broken
-        # Folded, not cut: names of runs differ at their ends.
-        table.add_column(heading, justify="left" if isinstance(rows[0][column], str) else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell(value) for value in row.values()))
-    console.print(table)
-
-
-def cell(value: object) -> str:
-    """A value in a table."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Print the rows; their keys are the headings."""
+    Table.of([{str(key).replace("_", " "): value for key, value in row.items()} for row in rows], title).print(console)

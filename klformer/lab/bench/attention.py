@@ -1,27 +1,19 @@
 """`klformer bench attention`: time and memory of every attention against the length of the sequence."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
 from rich.console import Console
-from rich.table import Table
 
 from klformer.attention import attention_capabilities, attention_names, attention_options, build_attention
 from klformer.checks import check_choice
 from klformer.errors import ArgumentError
 from klformer.files import write_json
-from klformer.lab.bench.attention_tables import (
-    lengths_of,
-    memory_columns,
-    names_of,
-    summarise,
-    time_columns,
-    values_of,
-)
+from klformer.lab.bench.attention_tables import QUANTITIES, length_table, lengths_of, names_of, summarise, values_of
 from klformer.lab.bench.measure import (
     as_flags,
     backends_of,
@@ -114,14 +106,18 @@ def run(options: AttentionBench) -> None:
             row["seconds_kept"] = again["seconds"]
     found = {"sizes": vars(options.sizes(0)), "results": results, "summary": summarise(results)}
     report = make_report(environment, {"caption": CAPTION, **found})
-    quantities = [
-        "seconds",
-        "processor",
-        *(["seconds_kept"] if options.kept else []),
-        *(["memory"] if options.memory else []),
-    ]
-    for quantity in quantities:
-        console.print(_table(options, report, quantity))
+    shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
+    measured = {"memory": options.memory, "seconds_kept": options.kept}
+    for quantity in QUANTITIES:
+        if measured.get(quantity, True):
+            note = (
+                "in processes that give memory back at once"
+                if quantity == "memory"
+                else f"medians of {options.repeats} rounds"
+            )
+            table = length_table(results, quantity)
+            title = f"forward + backward, {table.title}, {shape}"
+            replace(table, title=title, notes=(f"{note}; {environment['machine']}",)).print(console)
     console.print(describe_backends(results), highlight=False)
     if options.out is not None:
         write_json(options.out / "attention.json", report)
@@ -180,27 +176,6 @@ def result_and_gradients(name: str, sizes: AttentionSizes) -> int:
     can = attention_capabilities(name)
     tensors = 2 + can.uses_queries + can.uses_keys
     return tensors * sizes.batch * sizes.heads * sizes.length * sizes.head_dim * torch.float32.itemsize
-
-
-def _table(options: AttentionBench, report: Mapping[str, Any], quantity: str) -> Table:
-    timed = quantity != "memory"
-    unit = "ms" if timed else "MiB"
-    what = {
-        "seconds": "time, default allocator",
-        "processor": "processor time of all threads",
-        "seconds_kept": "time, freed memory kept",
-    }.get(quantity, "peak memory above the operands")
-    shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
-    title = f"forward + backward, {what}, {unit}, {shape}"
-    caption = f"medians of {options.repeats} rounds" if timed else "in processes that give memory back at once"
-    columns = time_columns(report["results"], quantity) if timed else memory_columns(report["results"])
-    table = Table(title=title, caption=f"{caption}; {report['environment']['machine']}")
-    table.add_column("attention")
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for name, *cells in zip(names_of(report["results"]), *columns.values(), strict=True):
-        table.add_row(name, *cells)
-    return table
 
 
 def draw(report: dict[str, Any], *targets: Path) -> None:

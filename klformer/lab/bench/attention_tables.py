@@ -1,34 +1,52 @@
-"""What the rows of `klformer bench attention` say, for tables: how time and memory grow, and who is beside softmax."""
+"""Tables of the rows of `klformer bench attention`: how time and memory grow, and who is faster than softmax."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from klformer.lab.bench.measure import crossover, growth_power, show_power
+from klformer.lab.bench.measure import crossover, growth_power
+from klformer.lab.tables import MISSING, Cell, Table, finite, interval, number, words
 from klformer.memory import MEBIBYTE
 
 #: In place of a crossover, where there is none because softmax is slower at every length.
 EVERYWHERE = "everywhere"
+#: What may be tabulated, with a title.
+QUANTITIES: Mapping[str, str] = {
+    "memory": "peak memory above the operands, MiB",
+    "seconds": "time, default allocator, ms",
+    "processor": "processor time of all threads, ms",
+    "seconds_kept": "time, freed memory kept, ms",
+}
+GROWTH_HINT = "power of the length that fits best: 1 is linear, 2 quadratic"
+HINTS = {
+    "grows as": GROWTH_HINT,
+    "faster than softmax": "length from which on it stays faster, on straight lines between measurements in logarithms",
+}
 
 
 def lengths_of(results: Sequence[Mapping[str, Any]]) -> list[int]:
-    """From the shortest to the longest."""
+    """Return the lengths from the shortest to the longest."""
     return sorted({row["length"] for row in results})
 
 
 def names_of(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The attentions in the order in which they come."""
+    """Return the attentions in the order in which they come."""
     return list(dict.fromkeys(row["name"] for row in results))
 
 
 def values_of(results: Sequence[Mapping[str, Any]], name: str, quantity: str) -> list[float]:
-    """Seconds (medians) or bytes of an attention from the shortest length to the longest, 0 where there is none."""
-    rows = sorted((row for row in results if row["name"] == name), key=lambda row: row["length"])
-    return [row["memory"] or 0 if quantity == "memory" else row[quantity]["median"] for row in rows]
+    """Return seconds (medians) or bytes of an attention from the shortest length to the longest, 0 where unknown."""
+    return [value or 0 for value in _measured(results, name, quantity)]
+
+
+def _measured(results: Sequence[Mapping[str, Any]], name: str, quantity: str) -> list[float | None]:
+    by_length = {row["length"]: row.get(quantity) for row in results if row["name"] == name}
+    found = [by_length.get(length) for length in lengths_of(results)]
+    return [finite(value if quantity == "memory" else (value or {}).get("median")) for value in found]
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How time and memory of every attention grow with the length, and from which length on it is faster than softmax.
+    """Return how time and memory of every attention grow, and from which length on it is faster than softmax.
 
     Args:
         results: Rows with "name", "length", "seconds" and "memory"; all attentions have the same lengths.
@@ -39,70 +57,77 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     lengths = lengths_of(results)
     seconds = {name: values_of(results, name, "seconds") for name in names_of(results)}
-    return [
-        {
-            "name": name,
-            "time_slope": growth_power(lengths, seconds[name]),
-            "memory_slope": growth_power(lengths, values_of(results, name, "memory")),
-            **_beside_softmax(lengths, seconds[name], None if name == "softmax" else seconds.get("softmax")),
-        }
-        for name in seconds
-    ]
+    summary = []
+    for name, mine in seconds.items():
+        cell = _beside_softmax(lengths, mine, None if name == "softmax" else seconds.get("softmax"))
+        summary.append(
+            {
+                "name": name,
+                "time_slope": growth_power(lengths, mine),
+                "memory_slope": growth_power(lengths, values_of(results, name, "memory")),
+                "crossover": cell.sort or None,
+                "faster_than_softmax": None if cell == MISSING else cell.text,
+            }
+        )
+    return summary
 
 
-def _beside_softmax(
-    lengths: Sequence[int], seconds: Sequence[float], softmax: Sequence[float] | None
-) -> dict[str, float | str | None]:
-    if softmax is None:
-        return {"crossover": None, "faster_than_softmax": None}
+def _beside_softmax(lengths: Sequence[int], seconds: Sequence[float], softmax: Sequence[float] | None) -> Cell:
+    """Return from which length on an attention is faster; 0 if it is so everywhere."""
+    if softmax is None or not all((*seconds, *softmax)):
+        return MISSING
     length = crossover(lengths, seconds, softmax)
     if length is None:
-        return {"crossover": None, "faster_than_softmax": f"not up to {lengths[-1]:,}"}
-    if length == lengths[0]:
-        return {"crossover": None, "faster_than_softmax": EVERYWHERE}
-    return {"crossover": length, "faster_than_softmax": f"from about {length:,.0f}"}
+        return Cell(f"not up to {lengths[-1]:,}")
+    return Cell(EVERYWHERE, 0.0) if length == lengths[0] else Cell(f"from about {length:,.0f}", length)
 
 
-def time_columns(results: Sequence[Mapping[str, Any]], quantity: str = "seconds") -> dict[str, list[str]]:
-    """Columns of a table of times in ms, each with a cell for every attention.
+def length_table(results: Sequence[Mapping[str, Any]], quantity: str = "seconds") -> Table:
+    """Return time in ms or memory in MiB of every attention, by length.
 
     Args:
-        quantity: "seconds", "processor" (time of all threads) or "seconds_kept" (where freed memory is kept).
+        quantity: One of QUANTITIES.
     """
     lengths = lengths_of(results)
-    seconds = {name: values_of(results, name, quantity) for name in names_of(results)}
-    columns = _by_length(lengths, seconds, 1e3)
-    longest = [row[quantity] for row in results if row["length"] == lengths[-1]]
-    if all("low" in spread for spread in longest):
-        columns["lowest to highest, longest"] = [
-            f"{spread['low'] * 1e3:,.0f} to {spread['high'] * 1e3:,.0f}" for spread in longest
-        ]
-    columns["grows as"] = [show_power(growth_power(lengths, values)) for values in seconds.values()]
-    if softmax := seconds.get("softmax"):
-        others = {name: None if name == "softmax" else softmax for name in seconds}
-        beside = [_beside_softmax(lengths, values, others[name]) for name, values in seconds.items()]
-        columns["faster than softmax"] = [str(found["faster_than_softmax"] or "") for found in beside]
-        columns["softmax / it, longest"] = [f"{softmax[-1] / values[-1]:.1f}x" for values in seconds.values()]
-    return columns
+    values = {name: values_of(results, name, quantity) for name in names_of(results)}
+    rows = {name: {row["length"]: row for row in results if row["name"] == name} for name in values}
+    lines = []
+    for name, mine in values.items():
+        scale = 1 / MEBIBYTE if quantity == "memory" else 1e3
+        line: dict[str, Cell] = {"attention": words(name, code=True)}
+        for length, value in zip(lengths, _measured(results, name, quantity), strict=True):
+            line[f"L={length:,}"] = number(None if value is None else value * scale, "{:,.0f}")
+        longest = rows[name].get(lengths[-1], {})
+        if quantity == "memory":
+            line |= _of_memory(lengths, mine, longest)
+        else:
+            spread = interval(longest.get(quantity), "{:,.0f}", 1e3)
+            line["lowest to highest, longest"] = Cell(spread.note, spread.sort) if spread.note else MISSING
+            line |= _of_time(lengths, values, name)
+        lines.append(line)
+    return Table.of(lines, QUANTITIES[quantity], hints=HINTS)
 
 
-def memory_columns(results: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Columns of a table of memory in MiB, each with a cell for every attention."""
-    lengths = lengths_of(results)
-    memory = {name: values_of(results, name, "memory") for name in names_of(results)}
-    columns = _by_length(lengths, memory, 1 / MEBIBYTE)
-    columns["grows as"] = [show_power(growth_power(lengths, values)) for values in memory.values()]
-    for shorter, longer in list(pairwise(lengths))[-1:]:
-        ratios = (values[-1] / values[-2] if values[-2] else 0 for values in memory.values())
-        columns[f"growth, {shorter:,} to {longer:,}"] = [f"{ratio:.1f}x" if ratio else "" for ratio in ratios]
-    least = [row["result_and_gradients"] for row in results if row["length"] == lengths[-1]]
-    shares = (values[-1] / bytes_ for values, bytes_ in zip(memory.values(), least, strict=True))
-    columns["of result and gradients, longest"] = [f"{share:.2f}x" for share in shares]
-    return columns
-
-
-def _by_length(lengths: Sequence[int], values: Mapping[str, Sequence[float]], scale: float) -> dict[str, list[str]]:
+def _of_time(lengths: Sequence[int], values: Mapping[str, Sequence[float]], name: str) -> dict[str, Cell]:
+    mine, softmax = values[name], values.get("softmax")
+    gain = softmax[-1] / mine[-1] if softmax and mine[-1] else None
     return {
-        f"L={length:,}": [f"{mine[place] * scale:,.0f}" for mine in values.values()]
-        for place, length in enumerate(lengths)
+        "grows as": power_cell(growth_power(lengths, mine)),
+        "faster than softmax": _beside_softmax(lengths, mine, None if name == "softmax" else softmax),
+        "softmax / it, longest": number(gain or None, "{:.1f}x"),
     }
+
+
+def _of_memory(lengths: Sequence[int], mine: Sequence[float], longest: Mapping[str, Any]) -> dict[str, Cell]:
+    line = {"grows as": power_cell(growth_power(lengths, mine))}
+    for shorter, longer in list(pairwise(lengths))[-1:]:
+        growth = mine[-1] / mine[-2] if mine[-2] else None
+        line[f"growth, {shorter:,} to {longer:,}"] = number(growth or None, "{:.1f}x")
+    least = finite(longest.get("result_and_gradients"))
+    line["of result and gradients, longest"] = number(mine[-1] / least if least else None, "{:.2f}x")
+    return line
+
+
+def power_cell(power: float | None) -> Cell:
+    """Return a cell for the power of the length as which something grows."""
+    return number(power, "L^{:.2f}")

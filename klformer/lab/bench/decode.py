@@ -6,7 +6,7 @@ writes one row and reads the rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_capabilities, attention_options, build_attention
 from klformer.errors import ArgumentError
-from klformer.lab.bench.measure import both_times, spread, with_spread
-from klformer.lab.bench.report import Cells, as_table, write_report
+from klformer.lab.bench.measure import both_times, spread
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table, interval
 from klformer.lab.terminal import make_console
 
 SOFTMAX = "softmax, preallocated cache"
@@ -78,7 +79,7 @@ def run(options: DecodeBench) -> None:
             )
     shape = f"H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
     title = f"decoding, one attention, {shape}, default allocator"
-    console.print(as_table(decoding_cells(results), title=title, caption=CAPTION))
+    replace(decoding_table(results), title=title, notes=(CAPTION,)).print(console)
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 
@@ -118,14 +119,15 @@ def _cached_softmax(
     return steps
 
 
-def decoding_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each subject, with tokens a second and the time of a step for each number of sequences."""
+def decoding_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each subject, with tokens a second and the time of a step for each number of sequences."""
+    found = {(row["name"], row["batch"]): row for row in results}
     lines = []
-    for name in dict.fromkeys(row["name"] for row in results):
-        cells = {"": name}
-        for batch in dict.fromkeys(row["batch"] for row in results):
-            row = next((row for row in results if (row["name"], row["batch"]) == (name, batch)), {})
-            cells[f"B={batch}: tokens / s"] = with_spread(row.get("tokens_per_second"), ",.0f")
-            cells[f"B={batch}: processor µs a step"] = with_spread(row.get("processor_microseconds_a_step"), ",.0f")
-        lines.append(cells)
-    return lines
+    for name in dict.fromkeys(name for name, _ in found):
+        line: dict[str, object] = {"": name}
+        for batch in dict.fromkeys(batch for _, batch in found):
+            row = found.get((name, batch), {})
+            line[f"B={batch}: tokens / s"] = interval(row.get("tokens_per_second"), "{:,.0f}")
+            line[f"B={batch}: processor µs a step"] = interval(row.get("processor_microseconds_a_step"), "{:,.0f}")
+        lines.append(line)
+    return Table.of(lines)

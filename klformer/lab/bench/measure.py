@@ -93,14 +93,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def with_spread(values: Mapping[str, float] | None, form: str, scale: float = 1) -> str:
-    """A `spread` for tables: median (lowest to highest), or the only value; empty where there is none."""
-    if values is None:
-        return ""
-    median, low, high = (format(values[key] * scale, form) for key in ("median", "low", "high"))
-    return f"{median} ({low} to {high})" if low != high else median
-
-
 #: For processes whose memory is measured. glibc keeps freed blocks that are smaller than a threshold, and moves the
 #: threshold as it goes, so that the same step has one peak or another; with a fixed one, tensors are given back.
 GIVE_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 * 1024)}
@@ -151,7 +143,7 @@ def in_own_process(arguments: Sequence[str], *, environment: Mapping[str, str] =
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
     if result.returncode:
         reason = _reason(result.returncode, result.stderr)
-        raise RuntimeError(f"{reason}\nklformer.bench {' '.join(arguments)}:\n{result.stderr[-2000:]}")
+        raise RuntimeError(f"{reason}\nklformer.lab.bench {' '.join(arguments)}:\n{result.stderr[-2000:]}")
     return result.stdout
 
 
@@ -178,16 +170,6 @@ def growth_power(lengths: Sequence[float], values: Sequence[float]) -> float | N
     """The power of the length as which values grow; None unless two of them are above 0."""
     points = [(length, value) for length, value in zip(lengths, values, strict=True) if value > 0]
     return log_log_slope(*zip(*points, strict=True)) if len(points) > 1 else None
-
-
-def show_power(power: float | None) -> str:
-    """A power of the length for tables; empty if there is none."""
-    return "" if power is None else f"L^{power:.2f}"
-
-
-def growth(lengths: Sequence[float], values: Sequence[float]) -> str:
-    """How values grow with the length, for tables; empty if there is nothing to fit."""
-    return show_power(growth_power(lengths, values))
 
 
 def crossover(lengths: Sequence[float], times: Sequence[float], reference: Sequence[float]) -> float | None:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from klformer.lab.bench.measure import (
     log_log_slope,
     measured_with_kept_memory,
     spread,
-    with_spread,
 )
-from klformer.lab.bench.report import Cells, as_table, without_empty, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table, interval, number
 from klformer.lab.terminal import make_console
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.ops.feature_maps import FEATURE_MAPS
@@ -93,10 +93,10 @@ def run(options: OpsBench) -> None:
         for row in results:
             other = kept.get((row["name"], row["length"], row["frequencies"]))
             row["kept"] = None if other is None else {key: other[key] for key in ("seconds", "processor", "ratios")}
-        cells = operator_cells([row for row in results if row["frequencies"] == frequencies])
+        table = operator_table([row for row in results if row["frequencies"] == frequencies])
         shape = f"B={options.batch} H={options.heads} D={options.head_dim} E={options.value_dim} R={frequencies}"
         title = f"forward + backward of spectral_product, {shape}"
-        console.print(as_table(cells, title=title, caption=CAPTION, sections="L"))
+        replace(table, title=title, notes=(CAPTION,)).print(console)
     console.print(describe_backends(results), highlight=False)
     growth = _growth(results)
     for item in growth:
@@ -176,36 +176,31 @@ def _memory_ratio(above: dict[str, Any], below: dict[str, Any] | None) -> float 
     return float(above["memory"] / below["memory"])
 
 
-def operator_cells(results: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each fused product and size, with the ratios to everything else. D is there if it changes."""
+def operator_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each fused product and size, with the ratios to everything else. D is there if it changes."""
     products = sorted((row for row in results if row["ratios"]), key=lambda row: (row["head_dim"], row["length"]))
-    lines = [_cells(row) for row in products]
     several = len({row["head_dim"] for row in products}) > 1
-    return without_empty(lines if several else [{name: line[name] for name in line if name != "D"} for line in lines])
+    return Table.of([({"D": row["head_dim"]} if several else {}) | _line(row) for row in products])
 
 
-def _cells(row: Mapping[str, Any]) -> Cells:
-    ratios, memory = row["ratios"], row["memory"]
+def _line(row: Mapping[str, Any]) -> dict[str, object]:
+    ratios, memory, times = row["ratios"], row["memory"], "{:.2f}x"
+    kept = row["kept"]["ratios"]["materialised_over_ours"] if row["kept"] else None
     return {
-        "D": str(row["head_dim"]),
-        "L": f"{row['length']:,}",
+        "L": number(row["length"], "{:,}"),
         "kernel": row["name"],
-        "ms": f"{row['seconds'] * 1e3:,.0f}",
-        "processor ms": with_spread(row["processor"], ",.0f", 1e3),
-        "materialised": _times(ratios["materialised_over_ours"]),
-        "kept": _times(row["kept"] and row["kept"]["ratios"]["materialised_over_ours"]),
-        "softmax": _times(ratios["softmax_over_ours"]),
-        "floor": _times(ratios["ours_over_matrix_products"]),
-        "lean floor": _times(ratios["ours_over_lean"]),
-        "bidirectional": _times(ratios["causal_over_bidirectional"]),
-        "MiB": "" if memory is None else f"{memory / MEBIBYTE:,.0f}",
-        "of materialised": _times(ratios["memory_of_materialised"]),
-        "of result and gradients": _times(memory and memory / row["result_and_gradients"]),
+        "ms": number(row["seconds"] * 1e3, "{:,.0f}"),
+        "processor ms": interval(row["processor"], "{:,.0f}", 1e3),
+        "materialised": number(ratios["materialised_over_ours"], times),
+        "kept": number(kept, times),
+        "softmax": number(ratios["softmax_over_ours"], times),
+        "floor": number(ratios["ours_over_matrix_products"], times),
+        "lean floor": number(ratios["ours_over_lean"], times),
+        "bidirectional": number(ratios["causal_over_bidirectional"], times),
+        "MiB": number(memory and memory / MEBIBYTE, "{:,.0f}"),
+        "of materialised": number(ratios["memory_of_materialised"], times),
+        "of result and gradients": number(memory and memory / row["result_and_gradients"], times),
     }
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}x"
 
 
 def _growth(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ Results that should be the same are compared before anything is measured; `conte
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,23 @@ from klformer.lab.bench.measure import (
     in_own_process,
     measured_with_kept_memory,
     spread,
-    with_spread,
 )
 from klformer.lab.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
-from klformer.lab.bench.report import Cells, as_table, without_empty, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import MISSING, Cell, Table, interval, number, words
 from klformer.lab.terminal import make_console
 from klformer.memory import MEBIBYTE, extra_peak_memory
 
-CAPTION = (
-    "error: relative RMS difference of results where the maths is the same; in brackets with\n"
-    "performer-pytorch's epsilon. time, memory: the peer's / klformer's, above 1 klformer is\n"
-    "better. time: median of the rounds that both took part in (lowest to highest); memory:\n"
-    "ratio of the medians (lowest to highest of the pairs of processes)."
-)
+HINTS = {
+    "difference": "relative RMS difference of results where the maths is the same; in brackets with the constant that "
+    "performer-pytorch adds to each feature, which klformer does not",
+    "time": "the peer's / klformer's: median of the rounds that both took part in; above 1 klformer is faster",
+    "time, freed memory kept": "the same in processes that keep the memory they free",
+    "memory": "the peer's / klformer's: medians of the peaks above the operands; above 1 klformer takes less",
+    "rounds": "rounds in which time was taken; fewer for those that take long",
+    "MiB": "peak above the operands",
+}
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,9 @@ def run(options: PeersBench) -> None:
             _attach(subjects, again["subjects"], "seconds")
             _attach(comparisons, again["comparisons"], "time_ratio")
         shape = f"L={length:,} B={sizes.batch} H={sizes.heads} D=E={sizes.head_dim} R={sizes.num_frequencies}"
-        cells = _subject_cells([row for row in subjects if row["length"] == length])
-        console.print(as_table(cells, title=f"forward + backward, {shape}"))
-        cells = peer_cells([row for row in comparisons if row["length"] == length])
-        console.print(as_table(cells, title=f"peers / klformer, {shape}", caption=CAPTION))
+        for tabulate, rows in ((subject_table, subjects), (peer_table, comparisons)):
+            table = tabulate([row for row in rows if row["length"] == length])
+            replace(table, title=f"{table.title}, {shape}").print(console)
     found = {
         "sizes": asdict(options.sizes(0)) | {"length": list(options.lengths)},
         "subjects": subjects,
@@ -221,43 +223,42 @@ def _memory_ratio(theirs: Sequence[int], ours: Sequence[int]) -> dict[str, float
     return pairwise | {"median": statistics.median(theirs) / statistics.median(ours)}
 
 
-def _subject_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each of those that are compared."""
-    return without_empty(
-        [
-            {
-                "": row["name"],
-                "ms (lowest to highest)": with_spread(row["seconds"], ",.1f", 1e3),
-                "processor ms": with_spread(row["processor"], ",.1f", 1e3),
-                "ms, freed memory kept": with_spread(row.get("seconds_kept"), ",.1f", 1e3),
-                "rounds": str(row["rounds"]),
-                "MiB above the operands": with_spread(row["memory"], ",.0f", 1 / MEBIBYTE),
-            }
-            for row in rows
-        ]
-    )
+def subject_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each of those that are compared."""
+    lines = [
+        {
+            "": row["name"],
+            "tokens": number(row["length"], "{:,}"),
+            "ms": interval(row.get("seconds"), "{:,.1f}", 1e3),
+            "processor ms": interval(row.get("processor"), "{:,.1f}", 1e3),
+            "ms, freed memory kept": interval(row.get("seconds_kept"), "{:,.1f}", 1e3),
+            "rounds": number(row.get("rounds"), "{:,}"),
+            "MiB": interval(row.get("memory"), "{:,.0f}", 1 / MEBIBYTE),
+        }
+        for row in rows
+    ]
+    return Table.of(lines, "Forward and backward", hints=HINTS)
 
 
-def peer_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each comparison."""
-    return without_empty(
-        [
-            {
-                "peer": row["peer"],
-                "klformer": row["klformer"],
-                "error": _error(row["errors"]),
-                "time": with_spread(row["time_ratio"], ".2f"),
-                "time, freed memory kept": with_spread(row.get("time_ratio_kept"), ".2f"),
-                "memory": with_spread(row["memory_ratio"], ".2f"),
-                "rounds": str(row["rounds"]),
-            }
-            for row in rows
-        ]
-    )
+def peer_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each comparison."""
+    lines = [
+        {
+            "peer": row["peer"],
+            "klformer": words(row["klformer"], code=True),
+            "tokens": number(row["length"], "{:,}"),
+            "difference": _difference(row.get("errors")),
+            "time": interval(row.get("time_ratio")),
+            "time, freed memory kept": interval(row.get("time_ratio_kept")),
+            "memory": interval(row.get("memory_ratio")),
+            "rounds": number(row.get("rounds"), "{:,}"),
+        }
+        for row in rows
+    ]
+    return Table.of(lines, "Peers / klformer, forward and backward", hints=HINTS)
 
 
-def _error(errors: Mapping[str, float] | None) -> str:
-    if errors is None:
-        return ""
-    with_epsilon = f" ({errors['error_with_epsilon']:.0e})" if "error_with_epsilon" in errors else ""
-    return f"{errors['error']:.0e}{with_epsilon}"
+def _difference(errors: Mapping[str, object] | None) -> Cell:
+    """Return a cell for the difference of results; missing where they are not meant to be the same."""
+    plain, with_epsilon = (number((errors or {}).get(key), "{:.0e}") for key in ("error", "error_with_epsilon"))
+    return plain if MISSING in (plain, with_epsilon) else replace(plain, note=with_epsilon.text)

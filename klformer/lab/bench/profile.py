@@ -1,16 +1,13 @@
 """`klformer profile`: a training step of a preset's model: memory, the share of attention, the cost of padding."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from klformer.lab.bench.report import Cells
 from klformer.lab.data import Batch, BucketSampler, collate
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.config import ExperimentConfig
@@ -42,26 +39,12 @@ class StepProfile:
     """Who served the products of kernels."""
 
     def describe(self) -> str:
-        (cells,) = profile_cells([{"attention": "", **asdict(self)}])
         return (
-            f"{self.batch_size} x {self.length:,} tokens: a step took {cells['a step']}, "
-            f"{cells['of it in the attention product']} of it in the attention product"
+            f"{self.batch_size} x {self.length:,} tokens: a step took {self.seconds:.2f} s, "
+            f"{self.attention_seconds / self.seconds:.0%} of it in the attention product"
             f"{''.join(f' ({name})' for name in self.backends)}; "
-            f"peak memory {cells['MiB above the model']} MiB above the model"
+            f"peak memory {self.peak_bytes / MEBIBYTE:,.0f} MiB above the model"
         )
-
-
-def profile_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each profile of a step, whose rows have its attention besides."""
-    return [
-        {
-            "attention": row["attention"],
-            "a step": f"{row['seconds']:.2f} s",
-            "of it in the attention product": f"{100 * row['attention_seconds'] / row['seconds']:.0f}%",
-            "MiB above the model": f"{row['peak_bytes'] / MEBIBYTE:,.0f}",
-        }
-        for row in rows
-    ]
 
 
 def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:
@@ -100,27 +83,11 @@ class PaddingProfile:
     largest_difference: float
 
     def describe(self) -> str:
-        (cells,) = padding_cells([{"attention": "", **asdict(self)}])
         return (
-            f"{cells['batches']} batches padded to the longest sequence of all instead of their own: "
-            f"{cells['tokens']} the tokens, {cells['time']} the time (median of the batches "
-            f"{cells['time, median of the batches']}), losses that differ by {cells['losses differ by']} at most"
+            f"{self.num_batches} batches padded to the longest sequence of all instead of their own: "
+            f"{self.tokens_ratio:.2f}x the tokens, {self.time_ratio:.2f}x the time (median of the batches "
+            f"{self.median_time_ratio:.2f}x), losses that differ by {self.largest_difference:.1g} at most"
         )
-
-
-def padding_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each profile of padding, whose rows have its attention besides."""
-    return [
-        {
-            "attention": row["attention"],
-            "batches": f"{row['num_batches']}",
-            "tokens": f"{row['tokens_ratio']:.2f}x",
-            "time": f"{row['time_ratio']:.2f}x",
-            "time, median of the batches": f"{row['median_time_ratio']:.2f}x",
-            "losses differ by": f"{row['largest_difference']:.1g}",
-        }
-        for row in rows
-    ]
 
 
 def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingProfile:

@@ -7,6 +7,7 @@ gradients are averaged once.
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -24,9 +24,9 @@ from klformer.distributed.collectives import ProcessParts
 from klformer.distributed.cost import model_traffic
 from klformer.errors import ArgumentError
 from klformer.lab.bench.report import write_report
-from klformer.lab.bench.sequence_tables import step_cells, traffic_cells
 from klformer.lab.environment import allocator_variables, describe_machine
-from klformer.memory import peak_memory, reset_peak_memory
+from klformer.lab.tables import Table, number
+from klformer.memory import MEBIBYTE, peak_memory, reset_peak_memory
 from klformer.models import EncoderConfig, TransformerEncoder
 
 
@@ -69,7 +69,9 @@ def run(options: SequenceBench) -> None:
         environment = describe_machine()
         console = Console(width=max(112, Console().width))
         console.print(f"klformer sequence benchmark, {environment['date']}, {environment['machine']}")
-        console.print(_table(options, results))
+        sizes = f"{options.num_layers} layers, H={options.num_heads}, width {options.model_dim}"
+        title = f"{options.attention}, {sizes}; traffic in bytes"
+        Table.of([step_line(row) | traffic_line(row) for row in results], title).print(console)
         write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
     if mesh is not None:
         dist.destroy_process_group()
@@ -174,12 +176,28 @@ def _sent(interface: str | None) -> int | None:
     raise ArgumentError(f"interface: there is no {interface!r} here; `ip link` names them")
 
 
-def _table(options: SequenceBench, results: list[dict[str, Any]]) -> Table:
-    sizes = f"{options.num_layers} layers, H={options.num_heads}, width {options.model_dim}"
-    table = Table(title=f"{options.attention}, {sizes}; what is said, in bytes")
-    lines = [step_cells(row) | traffic_cells(row) for row in results]
-    for heading in lines[0]:
-        table.add_column(heading, justify="right")
-    for line in lines:
-        table.add_row(*line.values())
-    return table
+def step_line(row: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a step took, by heading."""
+    return {
+        "tokens": number(row["length"], "{:,}"),
+        "direction": "causal" if row["causal"] else "bidirectional",
+        "processes": row["processes"],
+        "s a step": number(row["seconds"]),
+        "peak MiB a process": number(row["peak_bytes"] / MEBIBYTE, "{:,.0f}"),
+        "above the start": number(row["peak_bytes_above_start"] / MEBIBYTE, "{:,.0f}"),
+    }
+
+
+def traffic_line(row: Mapping[str, Any]) -> dict[str, object]:
+    """Return the bytes that processes sent, and those that the formulas predict, by heading: for each layer, and for
+    all together through a network interface where that was counted."""
+    line: dict[str, object] = {
+        "sent a layer": number(sum(row["counted_bytes_a_layer"].values()), "{:,.0f}"),
+        "sent a layer, predicted": number(row["predicted_bytes_a_layer"], "{:,.0f}"),
+    }
+    if row["interface"] is not None:
+        through, predicted = row["interface_bytes_a_step"], row["processes"] * row["predicted_bytes_sent_a_step"]
+        line[f"through {row['interface']} a step"] = number(through, "{:,.0f}")
+        line[f"through {row['interface']} a step, predicted"] = number(predicted, "{:,.0f}")
+        line["counted / predicted"] = number(through / predicted if predicted else None)
+    return line

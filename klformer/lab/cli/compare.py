@@ -69,7 +69,7 @@ def run(options: Compare) -> None:
     if not is_main_process():
         return
     console = make_console(120)
-    console.print(comparison_table(results))
+    comparison_table(results).print(console)
     console.print(f"runs and {name} are in {out}", highlight=False)
 
 

@@ -3,10 +3,8 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from klformer.lab.cli.command import plain_command
-from klformer.lab.runs.demo import FIGURE, SUMMARY, cells, demonstrate, what_was_seen
+from klformer.lab.runs.demo import FIGURE, SUMMARY, demo_table, demonstrate, what_was_seen
 from klformer.lab.terminal import make_console
 from klformer.lab.training.progress import make_reporter
 
@@ -31,13 +29,7 @@ def run(options: Demo) -> None:
     rows = demonstrate(
         options.out, make_reporter(quiet=False), train_steps=options.train_steps, fit_steps=options.fit_steps
     )
-    table = Table(title="associative recall: a trained softmax model with its attention replaced", title_justify="left")
-    lines = [cells(asdict(row)) for row in rows]
-    for column in lines[0]:
-        table.add_column(column, justify="left" if column in ("attention", "kernel") else "right")
-    for line in lines:
-        table.add_row(*line.values())
-    make_console(100).print(table)
+    demo_table([asdict(row) for row in rows]).print(make_console(100))
     print(what_was_seen(rows))
     print(f"{SUMMARY} and {FIGURE} (one head's weights before and after) are in {options.out}")
 

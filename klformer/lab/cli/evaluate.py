@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.table import Table
 
 from klformer.errors import ArgumentError
 from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import attention_label, describe_score
+from klformer.lab.tables import Column, Table, as_cell, percent, words
 from klformer.lab.terminal import harmless, make_console
 from klformer.lab.training.class_report import commonest_share
 from klformer.lab.training.processes import is_main_process
@@ -57,15 +57,13 @@ def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> N
     """The table of confusions with the F1 of every class, and the numbers that sum it up."""
     confusion = details["confusion"]
     titles = [harmless(name) for name in names or map(str, range(len(confusion)))]
-    table = Table()
-    table.add_column("class \\ taken for")
-    for title in titles:
-        table.add_column(title, justify="right")
-    table.add_column("F1", justify="right")
-    for title, row, f1 in zip(titles, confusion, details["f1_by_class"], strict=True):
-        table.add_row(title, *map(str, row), f"{100 * f1:.1f}%")
+    columns = (Column("class \\ taken for", numeric=False), *map(Column, titles), Column("F1"))
+    rows = tuple(
+        (words(title), *map(as_cell, row), percent(f1, "{:.1f}%"))
+        for title, row, f1 in zip(titles, confusion, details["f1_by_class"], strict=True)
+    )
     console = make_console(20 + 12 * len(titles))
-    console.print(table)
+    Table("", columns, rows).print(console)
     console.print("Counted by the mean probability of all draws.", highlight=False)
     console.print(
         f"macro F1 {100 * details['macro_f1']:.2f}%, expected calibration error "

@@ -2,22 +2,21 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-from rich.table import Table
 
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.glue import RESULTS, Plan, Start, Train, cell_values, check_pretrained, paper_values, run_glue
-from klformer.lab.runs.glue_numbers import Cell
+from klformer.lab.runs.glue_numbers import Cell as GlueCell
 from klformer.lab.runs.jobs import Job
 from klformer.lab.runs.naming import run_name
 from klformer.lab.runs.presets import preset
 from klformer.lab.runs.several import train_several
+from klformer.lab.tables import Cell, Table, number, words
 from klformer.lab.tasks.glue import GLUE_TASKS, LEARNING_RATES
 from klformer.lab.terminal import make_console
 from klformer.lab.training.processes import is_main_process
@@ -106,7 +105,7 @@ def run(options: Glue) -> None:
     rows = run_glue(plan, starts, out / "glue", train=train)
     if is_main_process():
         console = make_console(160)
-        console.print(_table(rows, plan))
+        _table(rows, plan).print(console)
         console.print(f"runs and {RESULTS} are in {out / 'glue'}", highlight=False)
 
 
@@ -123,30 +122,28 @@ def _pretraining(text: str, corpus: Path, options: Glue, out: Path) -> Job:
 
 def _table(rows: Sequence[Mapping[str, Any]], plan: Plan) -> Table:
     cells = [cell for cell in cell_values(rows[0]) if cell[0] in plan.tasks]
-    table = Table(
-        title=f"GLUE, preset {plan.preset}: GLUE's dev sets, learning rate by a part of train that is held out",
-        caption=f"Mean over {len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}, and its deviation. The paper's rows "
-        "are its own, of larger models.",
-        caption_justify="left",
-    )
-    table.add_column("model", overflow="fold")
-    for task, metric, part in cells:
-        table.add_column(f"{task} {'' if part == 'test' else part + ' '}{metric}", justify="right")
+    lines: list[dict[str, Cell]] = []
     for row in rows:
-        values = cell_values(row)
-        table.add_row(row["model"], *(_shown(values[cell]) for cell in cells))
-        if paper := paper_values(row):
-            table.add_row(f"  paper, {row['attention']}", *(_paper_shown(paper, cell) for cell in cells), style="dim")
-    return table
+        values, paper = cell_values(row), paper_values(row)
+        lines.append({"model": words(row["model"])} | {_heading(cell): _mean(values[cell]) for cell in cells})
+        if paper:
+            name = replace(words(f"  paper, {row['attention']}"), source="paper")
+            lines.append({"model": name} | {_heading(cell): number(paper.get(cell), "{:.3g}") for cell in cells})
+    seeds = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)}"
+    note = f"Mean over {seeds}, and its deviation. The paper's rows are its own, of larger models."
+    title = f"GLUE, preset {plan.preset}: GLUE's dev sets, learning rate by a part of train that is held out"
+    return Table.of(lines, title, notes=[note])
 
 
-def _shown(values: Sequence[float]) -> str:
-    text = f"{statistics.mean(values):.3f}"
-    return text if len(values) == 1 else f"{text} +- {statistics.stdev(values):.3f}"
+def _heading(cell: GlueCell) -> str:
+    task, metric, part = cell
+    return f"{task} {'' if part == 'test' else part + ' '}{metric}"
 
 
-def _paper_shown(paper: Mapping[Cell, float], cell: Cell) -> str:
-    return f"{paper[cell]:.3g}" if cell in paper else ""
+def _mean(values: Sequence[float]) -> Cell:
+    mean = statistics.mean(values)
+    deviation = f" +- {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return Cell(f"{mean:.3f}{deviation}", mean)
 
 
 COMMAND = plain_command(Glue, run)

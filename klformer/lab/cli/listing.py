@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
 from klformer.attention.registry import ATTENTIONS
 from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.presets import DEFAULT_ATTENTION, preset, preset_names
+from klformer.lab.tables import Table
 from klformer.lab.tasks import TASKS, task_names
 from klformer.lab.terminal import make_console
 
@@ -20,30 +19,28 @@ class List:
 def run(options: List) -> None:
     """Print two tables, of attentions and of tasks."""
     console = make_console(110)
-    console.print(_attentions())
-    console.print(_tasks())
+    _attentions().print(console)
+    _tasks().print(console)
 
 
 def _attentions() -> Table:
-    table = Table(title="attentions", title_justify="left")
-    for column in ("name", "what it is", "time", "can also be", "options and their defaults"):
-        table.add_column(column, overflow="fold")
+    lines = []
     for name in attention_names():
         options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
         can = attention_capabilities(name)
         abilities = {"causal": can.causal, "cross": can.cross, "decoding": can.decoding, "weighted keys": can.key_bias}
         able = ", ".join(ability for ability, has in abilities.items() if has) or "-"
-        table.add_row(name, ATTENTIONS[name].summary, can.cost, able, options)
-    return table
+        line = {"name": name, "what it is": ATTENTIONS[name].summary, "time": can.cost, "can also be": able}
+        lines.append(line | {"options and their defaults": options})
+    return Table.of(lines, "attentions")
 
 
 def _tasks() -> Table:
-    table = Table(title="tasks", title_justify="left")
-    for column in ("name", "what it is", "presets"):
-        table.add_column(column, overflow="fold")
+    lines = []
     for name in task_names():
-        table.add_row(name, TASKS[name].summary, "\n".join(_describe(chosen, name) for chosen in preset_names(name)))
-    return table
+        presets = "\n".join(_describe(chosen, name) for chosen in preset_names(name))
+        lines.append({"name": name, "what it is": TASKS[name].summary, "presets": presets})
+    return Table.of(lines, "tasks")
 
 
 def _describe(preset_name: str, task: str) -> str:

@@ -7,9 +7,8 @@ from typing import Any
 from klformer.lab.report import paper_numbers
 from klformer.lab.report.collect import Analysis
 from klformer.lab.report.paper_numbers import EIGENVALUES
-from klformer.lab.report.reading import finite
 from klformer.lab.report.run import Run
-from klformer.lab.report.tables import MISSING, Cell, Column, Table, number, percent, words
+from klformer.lab.tables import MISSING, Cell, Column, Table, finite, number, percent, words
 
 
 def variance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -34,7 +33,7 @@ def variance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         )
         for row in rows
     )
-    return Table("variance", "Variance of predictions over draws of the frequencies", columns, cells)
+    return Table("Variance of predictions over draws of the frequencies", columns, cells, name="variance")
 
 
 def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table:
@@ -76,7 +75,7 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
                 number(_over(heads, "initial_mean", fmean), "{:#.3g}"),
             )
         )
-    return Table("eigenvalues", "Eigenvalues of the covariance of the frequencies", columns, tuple(rows))
+    return Table("Eigenvalues of the covariance of the frequencies", columns, tuple(rows), name="eigenvalues")
 
 
 def _beside_printed(value: float, printed: float) -> Cell:
@@ -105,7 +104,7 @@ def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
             )
             for head in heads
         )
-        tables.append(Table(f"heads-{position}", f"Here: {run}", columns, rows))
+        tables.append(Table(f"Here: {run}", columns, rows, name=f"heads-{position}"))
     for position, paper in enumerate(EIGENVALUES):
         paper_columns = (*place, *(Column(name, "paper", "trained") for name in values))
         paper_rows = tuple(
@@ -116,7 +115,7 @@ def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
             )
             for index, head in enumerate(paper.heads)
         )
-        tables.append(Table(f"paper-heads-{position}", f"The paper: {paper.table}", paper_columns, paper_rows))
+        tables.append(Table(f"The paper: {paper.table}", paper_columns, paper_rows, name=f"paper-heads-{position}"))
     return tables
 
 

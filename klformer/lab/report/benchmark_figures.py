@@ -1,10 +1,10 @@
 """The figures of benchmarks: whole models and single attentions, by task and against the length of the sequence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from klformer.lab.report.benchmarks import AttentionBenchmark, ModelBenchmark, ModelRow, Spread
+from klformer.lab.report.benchmarks import Row
 from klformer.lab.report.drawing import (
     INK,
     Artist,
@@ -19,6 +19,7 @@ from klformer.lab.report.drawing import (
     visible,
 )
 from klformer.lab.report.paper_numbers import task_title
+from klformer.lab.tables import finite
 from klformer.memory import MEBIBYTE
 
 #: Lines by attention: lengths and values.
@@ -27,26 +28,27 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 MAX_TICKS = 7
 
 
-def draw_speed(artist: Artist, rows: Sequence[ModelRow]) -> Drawing | None:
+def draw_speed(artist: Artist, rows: Sequence[Row]) -> Drawing | None:
     """Speed relative to softmax against memory, for whole models of one task; steps a second if there is no softmax."""
-    relative = any(row.relative is not None for row in rows)
+    relative = any(_spread(row, "relative") is not None for row in rows)
     points = {
-        row.attention: (speed, row.memory)
+        str(row["attention"]): (speed, memory / MEBIBYTE)
         for row in rows
-        if (speed := row.relative if relative else row.speed) is not None and row.memory is not None
+        if (speed := _spread(row, "relative" if relative else "steps_per_second")) is not None
+        and (memory := finite(row.get("memory"))) is not None
     }
     if not points:
         return None
-    task = task_title(rows[0].task)
-    name = artist.name("model-speed", rows[0].task)
+    task = task_title(str(rows[0]["task"]))
+    name = artist.name("model-speed", str(rows[0]["task"]))
     with look(name):
         figure, axes = canvas_with_side([visible(attention) for attention in points])
         labels = []
         for attention in artist.in_order(points):
-            speed, memory = points[attention]
-            place = (speed.median, memory / MEBIBYTE)
+            (low, median, high), memory = points[attention]
+            place = (median, memory)
             style = {**artist.style(attention), "linestyle": "none"}
-            axes.errorbar(*place, xerr=_reach(speed, 1), markersize=6, elinewidth=1, **style)
+            axes.errorbar(*place, xerr=[[median - low], [high - median]], markersize=6, elinewidth=1, **style)
             labels.append(Label(visible(attention), place, 4))
         if relative:
             axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
@@ -64,15 +66,12 @@ def draw_speed(artist: Artist, rows: Sequence[ModelRow]) -> Drawing | None:
         return artist.finish(figure, name, f"{task}: speed and memory", caption)
 
 
-def draw_model_length(artist: Artist, benchmark: ModelBenchmark) -> Drawing | None:
+def draw_model_length(artist: Artist, rows: Sequence[Row]) -> Drawing | None:
     """Memory of the whole model against the length of the sequence: the paper's Figure 4."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in benchmark.length:
-        if row.memory is not None and row.memory > 0:
-            lines.setdefault(row.attention, []).append((row.length, row.memory / MEBIBYTE))
+    lines = _lines(rows, "attention", lambda row: (finite(row.get("memory")) or 0) / MEBIBYTE)
     if not lines:
         return None
-    task = task_title(benchmark.length[0].task)
+    task = task_title(str(rows[0]["task"]))
     name = artist.name("model-memory-against-length")
     with look(name):
         figure = _against_length(artist, lines, "peak memory of a step, MiB")
@@ -80,20 +79,20 @@ def draw_model_length(artist: Artist, benchmark: ModelBenchmark) -> Drawing | No
             f"Peak memory of a training step of the {task} model with one sequence, above model, optimiser and inputs, "
             "as in the paper's Figure 4 and on to greater lengths. Both axes are logarithmic."
         )
-        if any(row.not_run for row in benchmark.length):
+        if any(row.get("not_run") for row in rows):
             caption += " A line ends where an attention was not run; the table says why."
         return artist.finish(figure, name, f"Memory of the whole {task} model against length", caption)
 
 
-def draw_attention_length(artist: Artist, benchmark: AttentionBenchmark, quantity: str) -> Drawing | None:
+def draw_attention_length(artist: Artist, rows: Sequence[Row], quantity: str) -> Drawing | None:
     """Memory or time of one attention against the length of the sequence."""
-    scale = 1 / MEBIBYTE if quantity == "memory" else 1e3
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in benchmark.rows:
-        seconds = None if row.seconds is None else row.seconds.median
-        value = row.memory if quantity == "memory" else seconds
-        if value is not None and value > 0:
-            lines.setdefault(row.name, []).append((row.length, value * scale))
+
+    def value(row: Row) -> float:
+        if quantity == "memory":
+            return (finite(row.get("memory")) or 0) / MEBIBYTE
+        return 1e3 * (_spread(row, "seconds") or (0, 0, 0))[1]
+
+    lines = _lines(rows, "name", value)
     if not lines:
         return None
     name = artist.name(f"{quantity}-against-length")
@@ -133,8 +132,20 @@ def _ticks(lengths: set[float]) -> list[float]:
     return ticks
 
 
-def _reach(spread: Spread, scale: float) -> list[list[float]]:
-    """How far the lowest and the highest are from the median."""
-    low = spread.median if spread.low is None else spread.low
-    high = spread.median if spread.high is None else spread.high
-    return [[max(0.0, spread.median - low) * scale], [max(0.0, high - spread.median) * scale]]
+def _lines(rows: Sequence[Row], key: str, value: Callable[[Row], float]) -> dict[str, list[tuple[float, float]]]:
+    """Return lengths and values above 0 by attention."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if value(row) > 0:
+            lines.setdefault(str(row[key]), []).append((row["length"], value(row)))
+    return lines
+
+
+def _spread(row: Row, key: str) -> tuple[float, float, float] | None:
+    """Return the lowest, the median and the highest; None without a median."""
+    found = row.get(key) or {}
+    median = finite(found.get("median"))
+    if median is None:
+        return None
+    low, high = (finite(found.get(end)) for end in ("low", "high"))
+    return min(median, median if low is None else low), median, max(median, median if high is None else high)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from klformer.lab.report.reading import finite
 from klformer.lab.runs.presets import preset_table
+from klformer.lab.tables import finite
 from klformer.lab.tasks import TASKS
 
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from klformer.errors import ArgumentError, UserError
 from klformer.files import read_json
-from klformer.lab.report.benchmarks import AttentionBenchmark, ModelBenchmark, PeerBenchmark, read_benchmark
-from klformer.lab.report.reading import rows_of
+from klformer.lab.report.benchmarks import Benchmark, Kind, read_benchmark, rows_of
 from klformer.lab.report.run import Run, read_run
 from klformer.lab.runs.find import find_runs, walk
 from klformer.lab.runs.folder import RunFolder
@@ -56,11 +55,13 @@ class Collection:
     runs: tuple[Run, ...] = ()
     variance: tuple[Analysis, ...] = ()
     eigenvalues: tuple[Analysis, ...] = ()
-    attention_benchmarks: tuple[AttentionBenchmark, ...] = ()
-    model_benchmarks: tuple[ModelBenchmark, ...] = ()
-    peer_benchmarks: tuple[PeerBenchmark, ...] = ()
+    benchmarks: tuple[Benchmark, ...] = ()
     damaged: tuple[Damaged, ...] = ()
     left_out: tuple[Path, ...] = ()
+
+    def benchmarks_of(self, kind: Kind) -> list[Benchmark]:
+        """Return the benchmarks of one kind."""
+        return [benchmark for benchmark in self.benchmarks if benchmark.kind == kind]
 
 
 @dataclass
@@ -119,14 +120,11 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
 
     title_of = dict(zip(paths, titles, strict=True))
     runs = tuple(whole(paths, lambda path: read_run(path, title=title_of[path])))
-    benchmarks = list(whole((path for path in files if path.name not in (VARIANCE, EIGENVALUES)), read_benchmark))
     return Collection(
         runs=runs,
         variance=tuple(whole((path for path in files if path.name == VARIANCE), read_analysis)),
         eigenvalues=tuple(whole((path for path in files if path.name == EIGENVALUES), read_analysis)),
-        attention_benchmarks=tuple(one for one in benchmarks if isinstance(one, AttentionBenchmark)),
-        model_benchmarks=tuple(one for one in benchmarks if isinstance(one, ModelBenchmark)),
-        peer_benchmarks=tuple(one for one in benchmarks if isinstance(one, PeerBenchmark)),
+        benchmarks=tuple(whole((path for path in files if path.name not in (VARIANCE, EIGENVALUES)), read_benchmark)),
         damaged=tuple(damaged),
         left_out=tuple(left_out),
     )

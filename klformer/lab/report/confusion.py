@@ -1,7 +1,7 @@
 """Which classes the best attention of a setting takes for which."""
 
 from klformer.lab.report.settings import Setting
-from klformer.lab.report.tables import Cell, Column, Table, number, words
+from klformer.lab.tables import Cell, Column, Table, number, words
 
 #: A larger table is not read on a page; `klformer eval` prints it.
 MOST_CLASSES = 20
@@ -26,4 +26,4 @@ def confusion_table(setting: Setting) -> Table | None:
         rows.append((words(name), *counts))
     runs = "" if len(found) == 1 else f", {len(found)} runs added up"
     title = f"What {best.attention} takes for what: test examples by class and answer{runs}"
-    return Table(f"confusion-{setting.letter}", title, columns, tuple(rows))
+    return Table(title, columns, tuple(rows), name=f"confusion-{setting.letter}")

@@ -28,8 +28,8 @@ from klformer.lab.report.drawing import (
     thousands,
     visible,
 )
-from klformer.lab.report.reading import finite
 from klformer.lab.report.settings import Setting
+from klformer.lab.tables import finite
 from klformer.lab.training.metrics import Metric
 from klformer.memory import MEBIBYTE
 

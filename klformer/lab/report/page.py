@@ -35,7 +35,7 @@ from klformer.lab.report.settings import (
     count,
     make_settings,
 )
-from klformer.lab.report.tables import Table
+from klformer.lab.tables import Table
 from klformer.lab.training.metrics import Metric
 
 TEMPLATE = "template.html.j2"
@@ -237,9 +237,11 @@ def _attentions(collection: Collection) -> list[str]:
     """All attentions of the page; those of runs come first and get the colours that are easiest to tell apart."""
     trained = {run.attention for run in collection.runs}
     others = {str(row["attention"]) for analysis in collection.variance for row in analysis.rows}
-    others |= {row.name for benchmark in collection.attention_benchmarks for row in benchmark.rows}
-    for models in collection.model_benchmarks:
-        others |= {row.attention for row in (*models.speed, *models.length)}
+    others |= {
+        str(row["name"]) for benchmark in collection.benchmarks_of("attention") for row in benchmark.rows("results")
+    }
+    for models in collection.benchmarks_of("model"):
+        others |= {str(row["attention"]) for row in (*models.rows("speed"), *models.rows("length"))}
     return [*sorted(trained, key=attention_order), *sorted(others - trained, key=attention_order)]
 
 

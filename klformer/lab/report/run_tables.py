@@ -9,8 +9,8 @@ from statistics import fmean
 from klformer.lab.report.paper_numbers import GLUE_COLUMNS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, LraRow
 from klformer.lab.report.run import ACCURACY, PRETRAINED
 from klformer.lab.report.settings import Group, Setting, attention_order, count, learning_rate
-from klformer.lab.report.tables import MISSING, Cell, Column, Table, number, percent, words
 from klformer.lab.runs.glue_numbers import GLUE
+from klformer.lab.tables import MISSING, Cell, Column, Table, number, percent, words
 from klformer.lab.training.metrics import Metric
 from klformer.memory import MEBIBYTE
 
@@ -54,7 +54,7 @@ def lra_table(settings: Sequence[Setting]) -> Table:
         found = _lra_cells(attention, ours)
         for position, here in enumerate(found or [{}]):
             rows.append(_lra_row(paper if position == 0 else None, attention, here, best_printed, best_average))
-    return Table("lra", "Long Range Arena: test accuracy, %", tuple(columns), tuple(rows))
+    return Table("Long Range Arena: test accuracy, %", tuple(columns), tuple(rows), name="lra")
 
 
 def _lra_cells(attention: str, settings: Sequence[Setting]) -> list[dict[str, tuple[Setting, Group]]]:
@@ -131,7 +131,7 @@ def setting_table(setting: Setting) -> Table:
         more = [percent(group.test(name)) for name in extras]
         rows.append((*_runs_of(group), *printed, *_scores(group, more, best=setting.is_best(group)), *_costs(group)))
     columns = _setting_columns(metric, has_paper=has_paper, extras=extras)
-    return Table(f"setting-{setting.letter}", "Attentions, best first", columns, tuple(rows))
+    return Table("Attentions, best first", columns, tuple(rows), name=f"setting-{setting.letter}")
 
 
 def rates_table(setting: Setting) -> Table | None:
@@ -158,7 +158,7 @@ def rates_table(setting: Setting) -> Table | None:
                 *(MISSING if one is None else Cell(metric.show_scaled(one), one) for one in (validation, test)),
             )
         )
-    return Table(f"rates-{setting.letter}", "Learning rates that were tried", columns, tuple(rows))
+    return Table("Learning rates that were tried", columns, tuple(rows), name=f"rates-{setting.letter}")
 
 
 def _setting_columns(metric: Metric, *, has_paper: bool, extras: Sequence[str]) -> tuple[Column, ...]:
@@ -239,7 +239,7 @@ def glue_table(settings: Sequence[Setting]) -> Table:
             if ours:
                 row.append(_glue_cell(attention, task, metric, ours))
         rows.append(tuple(row))
-    return Table("glue", "GLUE", tuple(columns), tuple(rows))
+    return Table("GLUE", tuple(columns), tuple(rows), name="glue")
 
 
 def glue_task(task: str) -> str | None:

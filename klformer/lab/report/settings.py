@@ -16,11 +16,11 @@ from pydantic import BaseModel
 
 from klformer.lab.report.budgets import describe_budget
 from klformer.lab.report.paper_numbers import LRA, PAPER_TASKS
-from klformer.lab.report.reading import finite
 from klformer.lab.report.run import ACCURACY, Run
 from klformer.lab.runs.folder import TaskFacts
 from klformer.lab.runs.rates import FIELD as RATE
 from klformer.lab.runs.rates import choice, rank_on_validation
+from klformer.lab.tables import finite
 from klformer.lab.tasks import DataConfig
 from klformer.lab.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.lab.training.metrics import Metric

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from klformer.errors import ArgumentError
 from klformer.files import write_text
@@ -19,8 +18,10 @@ from klformer.lab.runs.rates import FIELD, at_rate, best_rate
 from klformer.lab.runs.several import train_several
 from klformer.lab.runs.sweep import Variant
 from klformer.lab.runs.train import finished_result
+from klformer.lab.tables import Cell, Table, number
 from klformer.lab.training.processes import is_main_process
 from klformer.lab.training.progress import Reporter, SilentReporter
+from klformer.memory import MEBIBYTE
 
 
 def comparison_name(variant: Variant) -> str:
@@ -83,8 +84,8 @@ def compare_at_best_rates(
     firsts = [config for config in configs if config.seed == configs[0].seed]
     tried = compare([_with_rate(config, rate) for config in firsts for rate in rates], folder, **how)
     chosen = {}
-    for number, config in enumerate(firsts):
-        results = tried[number * len(rates) : (number + 1) * len(rates)]
+    for place, config in enumerate(firsts):
+        results = tried[place * len(rates) : (place + 1) * len(rates)]
         chosen[attention_label(config)] = best_rate(dict(zip(rates, results, strict=True)))
     best = [_with_rate(config, chosen[attention_label(config)]) for config in configs]
     return compare(best, folder, **how, name=comparison_name(Variant(configs[0])))
@@ -105,14 +106,7 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
     first = results[0]
     metric = selecting_metric(first)
     together, _ = combined_score(metric.name, first["test"])
-    table = Table(
-        title=f"{first['task']}, preset {first['preset']}: {metric.name} on the test set, best first",
-        caption=f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies.",
-        caption_justify="left",
-    )
-    table.add_column("attention", overflow="fold")
-    for column in ("seeds", metric.name, "+-", together, "best at step", "tokens/s", "train time", "peak memory"):
-        table.add_column(column, justify="right", no_wrap=True)
+    lines = []
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         label = f"{result['attention']} {result.get('variant', '')}".strip()
@@ -122,15 +116,24 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
         runs, scores = groups[label], values[label]
         spread = statistics.stdev(scores) if len(runs) > 1 else runs[0]["test"][f"{metric.name}_std"]
         combined = statistics.mean(combined_score(metric.name, run["test"])[1] for run in runs)
-        table.add_row(
-            label,
-            str(len(runs)),
-            metric.show(statistics.mean(scores)),
-            metric.show_spread(spread),
-            metric.show(combined),
-            str(round(statistics.mean(run["best_step"] for run in runs))),
-            f"{statistics.mean(run['tokens_per_second'] for run in runs):,.0f}",
-            f"{statistics.mean(run['train_seconds'] for run in runs):.0f} s",
-            f"{statistics.mean(run['peak_memory_bytes'] for run in runs) / 2**20:,.0f} MiB",
+        mean = {
+            field: statistics.mean(run[field] for run in runs)
+            for field in ("best_step", "tokens_per_second", "train_seconds", "peak_memory_bytes")
+        }
+        score = statistics.mean(scores)
+        lines.append(
+            {
+                "attention": label,
+                "seeds": len(runs),
+                metric.name: Cell(metric.show(score), score),
+                "+-": Cell(metric.show_spread(spread), spread),
+                together: Cell(metric.show(combined), combined),
+                "best at step": round(mean["best_step"]),
+                "tokens/s": number(mean["tokens_per_second"], "{:,.0f}"),
+                "train time": number(mean["train_seconds"], "{:.0f} s"),
+                "peak memory": number(mean["peak_memory_bytes"] / MEBIBYTE, "{:,.0f} MiB"),
+            }
         )
-    return table
+    title = f"{first['task']}, preset {first['preset']}: {metric.name} on the test set, best first"
+    note = f"{first['protocol']}. Deviations are over seeds; with one seed, over draws of the frequencies."
+    return Table.of(lines, title, notes=[note])

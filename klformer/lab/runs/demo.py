@@ -5,7 +5,7 @@ gives way to Performer's fixed kernel and to kernels that are learned from its q
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,7 @@ from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import run_name
 from klformer.lab.runs.presets import preset
 from klformer.lab.runs.sweep import Variant
+from klformer.lab.tables import Table, number, percent, words
 from klformer.lab.tasks import Split
 from klformer.lab.training.progress import Reporter
 
@@ -121,17 +122,20 @@ def demonstrate(
     return rows
 
 
-def cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of the summary as the terminal and the docs show it."""
-    count = row["num_frequencies"]
-    return {
-        "attention": row["attention"],
-        "kernel": "learned" if row["learned"] else "none" if count is None else "fixed",
-        "features R": "" if count is None else str(count),
-        "accuracy": f"{row['accuracy']:.1%}",
-        "seconds": f"{row['seconds']:.0f}",
-        f"s at {LONG:,} tokens": f"{row['long_seconds']:.3f}",
-    }
+def demo_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the summary as the terminal and the docs show it."""
+    lines = [
+        {
+            "attention": words(row["attention"], code=True),
+            "kernel": "learned" if row["learned"] else "none" if row["num_frequencies"] is None else "fixed",
+            "features R": row["num_frequencies"],
+            "accuracy": percent(row["accuracy"], "{:.1f}%"),
+            "seconds": number(row["seconds"], "{:.0f}"),
+            f"s at {LONG:,} tokens": number(row["long_seconds"], "{:.3f}"),
+        }
+        for row in rows
+    ]
+    return Table.of(lines, "associative recall: a trained softmax model with its attention replaced")
 
 
 def what_was_seen(rows: list[Row]) -> str:

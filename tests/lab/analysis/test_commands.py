@@ -26,8 +26,8 @@ from klformer.lab.cli.main import main
 from klformer.lab.data import Examples, Sequences, collate
 from klformer.lab.report.analysis_tables import variance_table
 from klformer.lab.report.collect import read_analysis
-from klformer.lab.report.tables import MISSING
 from klformer.lab.runs.load import load_run
+from klformer.lab.tables import MISSING
 from klformer.lab.training.evaluation import evaluate, evaluating, outputs_of_draws
 from klformer.lab.training.objective import model_outputs
 from klformer.lab.training.objectives import Classification

@@ -17,11 +17,11 @@ from klformer.lab.bench import attention, measure
 from klformer.lab.bench.__main__ import main as measure_alone
 from klformer.lab.bench.attention import AttentionSizes
 from klformer.lab.bench.attention import forward_and_backward as forward_and_backward_of_attention
-from klformer.lab.bench.attention_tables import memory_columns, summarise, time_columns
+from klformer.lab.bench.attention_tables import length_table, summarise
 from klformer.lab.bench.decode import DecodeBench
 from klformer.lab.bench.decode import run as main_of_decode
 from klformer.lab.bench.floors import matrix_products
-from klformer.lab.bench.measure import crossover, growth, in_own_process, log_log_slope, round_times, spread
+from klformer.lab.bench.measure import crossover, growth_power, in_own_process, log_log_slope, round_times, spread
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.bench.subjects import ATTENTIONS, Operands, forward_and_backward
 from klformer.lab.cli.main import main
@@ -146,8 +146,8 @@ def test_medians_and_slopes():
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 2, "b": 2}
     assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
     assert log_log_slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
-    assert growth([1, 2, 4], [3, 0, 48]) == "L^2.00"
-    assert growth([1], [3]) == ""
+    assert growth_power([1, 2, 4], [3, 0, 48]) == pytest.approx(2)
+    assert growth_power([1], [3]) is None
 
 
 def test_crossover():
@@ -202,7 +202,8 @@ def test_columns_of_times_and_memory():
             ("linear", 256, 0.4, 5),
         ]
     ]
-    assert time_columns(rows) == {
+    assert columns_of(length_table(rows)) == {
+        "attention": ["softmax", "linear"],
         "L=64": ["100", "200"],
         "L=256": ["1,600", "400"],
         "lowest to highest, longest": ["800 to 3,200", "200 to 800"],
@@ -210,7 +211,8 @@ def test_columns_of_times_and_memory():
         "faster than softmax": ["", "from about 102"],  # a third of the way in logarithms: 64 * 4^(1/3)
         "softmax / it, longest": ["1.0x", "4.0x"],
     }
-    assert memory_columns(rows) == {
+    assert columns_of(length_table(rows, "memory")) == {
+        "attention": ["softmax", "linear"],
         "L=64": ["1", "2"],
         "L=256": ["4", "5"],
         "grows as": ["L^1.00", "L^0.66"],
@@ -218,7 +220,12 @@ def test_columns_of_times_and_memory():
         "of result and gradients, longest": ["4.00x", "5.00x"],
     }
     medians = [row | {"seconds": {"median": 1.0}} for row in rows if row["name"] == "linear"]
-    assert list(time_columns(medians)) == ["L=64", "L=256", "grows as"]
+    assert list(columns_of(length_table(medians))) == ["attention", "L=64", "L=256", "grows as"]
+
+
+def columns_of(table):
+    cells = zip(*table.rows, strict=True)
+    return {column.title: [cell.plain() for cell in mine] for column, mine in zip(table.columns, cells, strict=True)}
 
 
 def test_transforming_tokens_equals_the_matrix_product():

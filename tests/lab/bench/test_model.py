@@ -91,7 +91,7 @@ def test_models_are_those_of_another_preset_where_asked_for(capsys, preset, batc
     arguments = ["--tasks", "text", "--attentions", "softmax", "--lengths", "--repeats", "1", "--steps", "1"]
     main(["bench", "model", "--preset", preset, *arguments, "--max-len", "8", "--batch-size", "2"])
     out = capsys.readouterr().out
-    assert f"2 sequences (preset {preset} has {batch}) of 8 tokens" in out
+    assert f"2 sequences (in preset {preset} {batch}) of 8 tokens" in out
     assert "default allocator" in out
 
 
@@ -159,7 +159,7 @@ def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):
     assert row["memory"] == 2 * MEBIBYTE
     assert report["speed"][0]["relative"]["high"] == 1
     out = capsys.readouterr().out
-    assert "4 sequences (the paper has 32; limited to 4 on the CPU) of 4,000 tokens" in out
+    assert "4 sequences (in the paper 32; limited to 4 on the CPU) of 4,000 tokens" in out
     assert "2.00 (1.00 to 4.00)" in out
     assert re.search(r"fastfood-prf .*│ +2 │", out)
     assert (tmp_path / "model.png").stat().st_size > 1000
@@ -174,7 +174,7 @@ def test_batches_can_be_the_papers(fake, capsys):
         ("retrieval", 2, 64),
         ("image", 256, 64),
     }
-    assert "2 pairs of sequences (the paper's) of 64 tokens" in capsys.readouterr().out
+    assert "2 pairs of sequences, as in the paper, of 64 tokens" in capsys.readouterr().out
 
 
 def in_gibibytes(fixed, softmax, fastfood):
@@ -186,18 +186,18 @@ def in_gibibytes(fixed, softmax, fastfood):
 @pytest.mark.parametrize(
     ("memory", "fails", "options", "size", "note"),
     [
-        (in_gibibytes(0, 0.1, 0.3), (), {}, 32, "the paper's"),
-        (in_gibibytes(1, 0.1, 0.5), (), {}, 16, "the paper has 32; 16 fits 12 GiB"),
-        (in_gibibytes(1, 0.1, 0.5), (), {"memory_limit": 4.5}, 4, "the paper has 32; 4 fits 4.5 GiB"),
-        (in_gibibytes(10, 1, 2), (), {}, 1, "the paper has 32; 1 fits 12 GiB"),
-        (in_gibibytes(99, 1, 1), (), {}, 1, "the paper has 32; 1 is above 12 GiB"),
-        (in_gibibytes(0, 0.1, 0.3), [("fastfood-prf", 32)], {}, 16, "the paper has 32; 16 fits 12 GiB"),
-        (in_gibibytes(0, 0.1, 0.3), (), {"max_batch_size": 6}, 6, "the paper has 32; limited to 6"),
-        (in_gibibytes(0, 0.1, 3.0), (), {"max_batch_size": 6}, 3, "the paper has 32; 3 fits 12 GiB"),
-        (in_gibibytes(0, 0.1, 3.0), ("fastfood-prf",), {}, 32, "the paper's"),
-        (in_gibibytes(0, 0.1, 3.0), (), {"batch_size": 32}, 32, "the paper's"),
-        (in_gibibytes(0, 0.1, 3.0), (), {"batch_size": 7}, 7, "the paper has 32"),
-        (in_gibibytes(0, 0.1, 0.3), (), {"device": "cpu"}, 4, "the paper has 32; limited to 4 on the CPU"),
+        (in_gibibytes(0, 0.1, 0.3), (), {}, 32, ", as in the paper,"),
+        (in_gibibytes(1, 0.1, 0.5), (), {}, 16, " (in the paper 32; 16 fits 12 GiB)"),
+        (in_gibibytes(1, 0.1, 0.5), (), {"memory_limit": 4.5}, 4, " (in the paper 32; 4 fits 4.5 GiB)"),
+        (in_gibibytes(10, 1, 2), (), {}, 1, " (in the paper 32; 1 fits 12 GiB)"),
+        (in_gibibytes(99, 1, 1), (), {}, 1, " (in the paper 32; 1 is above 12 GiB)"),
+        (in_gibibytes(0, 0.1, 0.3), [("fastfood-prf", 32)], {}, 16, " (in the paper 32; 16 fits 12 GiB)"),
+        (in_gibibytes(0, 0.1, 0.3), (), {"max_batch_size": 6}, 6, " (in the paper 32; limited to 6)"),
+        (in_gibibytes(0, 0.1, 3.0), (), {"max_batch_size": 6}, 3, " (in the paper 32; 3 fits 12 GiB)"),
+        (in_gibibytes(0, 0.1, 3.0), ("fastfood-prf",), {}, 32, ", as in the paper,"),
+        (in_gibibytes(0, 0.1, 3.0), (), {"batch_size": 32}, 32, ", as in the paper,"),
+        (in_gibibytes(0, 0.1, 3.0), (), {"batch_size": 7}, 7, " (in the paper 32)"),
+        (in_gibibytes(0, 0.1, 0.3), (), {"device": "cpu"}, 4, " (in the paper 32; limited to 4 on the CPU)"),
     ],
 )
 def test_batches_are_the_papers_where_they_fit(fake, monkeypatch, tmp_path, capsys, memory, fails, options, size, note):
@@ -205,9 +205,9 @@ def test_batches_are_the_papers_where_they_fit(fake, monkeypatch, tmp_path, caps
     processes = fake(memory=memory, fails=fails)
     command.run(speed_bench(**{"tasks": ("text",), "device": "cuda", "out": tmp_path, **options}))
     assert {step.batch_size for step in processes.timed()} == {size}
-    assert f"{size} sequence{'' if size == 1 else 's'} ({note}) of" in capsys.readouterr().out
+    assert f"{size} sequence{'' if size == 1 else 's'}{note} of" in capsys.readouterr().out
     rows = json.loads((tmp_path / "model.json").read_text())["speed"]
-    assert {row["batch_note"] for row in rows} == {note.partition("; ")[2]}
+    assert {row["batch_note"] for row in rows} == {note.partition("; ")[2].removesuffix(")")}
 
 
 def test_a_batch_that_does_not_fit_is_not_tried(fake):
@@ -268,7 +268,7 @@ def test_the_command_is_in_the_group(fake, capsys):
     arguments = ["--tasks", "image", "--attentions", "softmax", "--batch-size", "3", "--lengths", "--repeats", "1"]
     main(["bench", "model", *arguments, "--device", "cpu"])
     assert {(step.task, step.batch_size) for step in processes.steps} == {("image", 3)}
-    assert "3 sequences (the paper has 256)" in capsys.readouterr().out
+    assert "3 sequences (in the paper 256)" in capsys.readouterr().out
     main(["bench", "model", "--tasks", "--lengths", "64", "--length-attentions", "softmax", "--repeats", "1"])
     assert processes.steps[-1].length == 64
 

@@ -8,7 +8,6 @@ import torch
 from benchmarks.few_queries import WAYS
 from benchmarks.launches import PRODUCTS, count_launches
 from benchmarks.shares import CALLS, OTHER, group_of, measure_shares
-from klformer.lab.bench.report import as_table, without_empty
 from klformer.lab.bench.sizes import Sizes
 from klformer.lab.cli.main import main
 from klformer.ops.spectral_product.chunked import one_query
@@ -95,12 +94,3 @@ def test_operators_are_in_groups():
     x = torch.randn(8, 8)
     shares = measure_shares(lambda: x @ x, repeats=2)["shares"]
     assert shares["mm"] + shares[CALLS] == pytest.approx(1)
-
-
-def test_tables_leave_out_what_is_empty_and_align_numbers():
-    lines = without_empty([{"a": "x", "b": "", "c": "1"}, {"a": "y", "b": "", "c": ""}])
-    assert lines == [{"a": "x", "c": "1"}, {"a": "y", "c": ""}]
-    assert without_empty([]) == []
-    table = as_table(lines, sections="a")
-    assert [column.justify for column in table.columns] == ["left", "right"]
-    assert [row.end_section for row in table.rows] == [True, True]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from report_support import (
@@ -17,17 +16,12 @@ from report_support import (
     write_peers,
 )
 
+from klformer.lab.bench.attention_tables import length_table
+from klformer.lab.bench.model import output
 from klformer.lab.bench.model.step import MATERIALISED
+from klformer.lab.bench.peers import peer_table, subject_table
 from klformer.lab.report.benchmark_figures import _ticks
-from klformer.lab.report.benchmark_tables import (
-    attention_table,
-    comparison_table,
-    growth_table,
-    model_length_table,
-    speed_table,
-    subject_table,
-)
-from klformer.lab.report.benchmarks import PeerBenchmark, read_benchmark
+from klformer.lab.report.benchmarks import read_benchmark
 from klformer.lab.report.collect import collect
 
 DASH = "\N{EN DASH}"
@@ -38,75 +32,98 @@ def shown(row):
     return [f"{cell.text} [{cell.note}]" if cell.note else cell.text for cell in row]
 
 
+def column(table, heading, by_two=False):
+    """Texts of a column, by the first cell of its row, or by the first two."""
+    place = [column.title for column in table.columns].index(heading)
+    return {" ".join(cell.text for cell in row[:2]) if by_two else row[0].text: shown(row)[place] for row in table.rows}
+
+
+def rows_of(path, name):
+    return read_benchmark(path).rows(name)
+
+
 def test_attentions_are_shown_in_numbers(tmp_path):
     write_benchmark(tmp_path / "attention.json")
     rows = json.loads((tmp_path / "attention.json").read_text())["results"]
     rows[0] |= {"memory": None}
-    rows[1] |= {"memory": 5 * 2**20, "seconds": {"median": 0.012, "low": 0.01, "high": 0.02}}
+    rows[2] |= {"memory": 5 * 2**20, "seconds": {"median": 0.012, "low": 0.01, "high": 0.02}}
     edit(tmp_path / "attention.json", results=rows[:-1])
-    (benchmark,) = collect([tmp_path]).attention_benchmarks
-    softmax, gmm = attention_table("", benchmark).rows
-    assert shown(softmax) == ["softmax", DASH, "5.0", "0.2", "0.0", "12.0 [10.0 to 20.0]", "0.5"]
-    assert [cell.sort is None for cell in gmm] == [False, False, False, True, False, False, True]
+    (benchmark,) = collect([tmp_path]).benchmarks_of("attention")
+    memory = length_table(benchmark.rows("results"), "memory")
+    assert column(memory, "L=64") == {"softmax": DASH, "gmm-rks": "0"}
+    assert column(memory, "L=256") == {"softmax": "5", "gmm-rks": DASH}
+    times = length_table(benchmark.rows("results"))
+    assert column(times, "lowest to highest, longest") == {"softmax": "10 to 20", "gmm-rks": DASH}
+    assert column(times, "L=256") == {"softmax": "12", "gmm-rks": DASH}
 
 
 def test_growth_and_crossover_are_shown(tmp_path):
     write_benchmark(tmp_path / "attention.json")
-    softmax, gmm = growth_table("", read_benchmark(tmp_path / "attention.json")).rows
-    assert shown(softmax) == ["softmax", "L^1.00", "L^2.00", DASH]
-    assert shown(gmm) == ["gmm-rks", "L^1.00", "L^1.00", "from about 128"]
-    assert gmm[3].sort == pytest.approx(128)
-    rows = json.loads((tmp_path / "attention.json").read_text())["summary"]
-    rows = [row | {"crossover": None, "faster_than_softmax": text} for row in rows for text in ("everywhere", "not up")]
-    edit(tmp_path / "attention.json", summary=rows)
-    table = growth_table("", read_benchmark(tmp_path / "attention.json"))
-    assert [(row[3].text, row[3].sort) for row in table.rows[:2]] == [("everywhere", 0), ("not up", None)]
-    assert "from where on faster than softmax" in text_of(page_of(tmp_path, tmp_path))
+    rows = rows_of(tmp_path / "attention.json", "results")
+    assert column(length_table(rows, "memory"), "grows as") == {"softmax": "L^1.00", "gmm-rks": "L^1.00"}
+    table = length_table(rows)
+    assert column(table, "grows as") == {"softmax": "L^2.00", "gmm-rks": "L^1.00"}
+    assert column(table, "faster than softmax") == {"softmax": DASH, "gmm-rks": "from about 128"}
+    for scale, text, sort in ((1e-3, "everywhere", 0), (1e3, "not up to 256", None)):
+        changed = [
+            row | {"seconds": {"median": row["seconds"]["median"] * (scale if "gmm" in row["name"] else 1)}}
+            for row in rows
+        ]
+        cell = length_table(changed).with_columns(["faster than softmax"]).rows[1][0]
+        assert (cell.text, cell.sort) == (text, sort)
+    assert "faster than softmax" in text_of(page_of(tmp_path, tmp_path))
 
 
 def test_speed_is_shown_with_its_spread_and_the_batches(tmp_path):
-    benchmark = read_benchmark(write_models(tmp_path, tasks=("retrieval", "image"), lengths=()))
-    retrieval = speed_table("", benchmark.speed[:3])
-    assert shown(retrieval.rows[0]) == ["softmax", "0.500 [0.250 to 1.00]", "1.00", "1.00", "4,000"]
-    assert shown(retrieval.rows[2])[:3] == ["fastfood-prf", "2.00 [0.250 to 2.00]", "2.00 [1.00 to 4.00]"]
-    assert retrieval.rows[2][2].sort == 2
+    rows = rows_of(write_models(tmp_path, tasks=("retrieval", "image"), lengths=()), "speed")
+    retrieval = output.speed_table(rows[:3])
+    assert column(retrieval, "steps / s") == {
+        "softmax": "0.5 [0.25 to 1]",
+        "gmm-rks": "2 [1 to 4]",
+        "fastfood-prf": "2 [0.25 to 2]",
+    }
+    assert column(retrieval, "relative to softmax")["fastfood-prf"] == "2.00 [1.00 to 4.00]"
+    assert column(retrieval, "MiB")["softmax"] == "4,000"
     assert retrieval.notes == ("A step has 2 pairs of sequences, as in the paper, of 4,000 tokens.",)
-    image = speed_table("", benchmark.speed[3:])
-    assert image.notes == ("A step has 32 sequences (in the paper 256; limited to 32 on the CPU) of 1,024 tokens.",)
+    image = output.speed_table(rows[3:])
+    note = "A step has 32 sequences (in the paper 256; limited to 32 on the CPU) of 1,024 tokens."
+    assert image.notes == (note,)
 
 
 def test_the_papers_batch_is_said_to_be_the_papers(tmp_path):
-    benchmark = read_benchmark(write_models(tmp_path, tasks=("text",), lengths=(), batch_size="paper"))
-    (note,) = speed_table("", benchmark.speed).notes
+    rows = rows_of(write_models(tmp_path, tasks=("text",), lengths=(), batch_size="paper"), "speed")
+    (note,) = output.speed_table(rows).notes
     assert note == "A step has 32 sequences, as in the paper, of 4,000 tokens."
+    (note,) = output.speed_table([row | {"preset": "laptop", "paper_batch_size": 16} for row in rows]).notes
+    assert note.startswith("A step has 32 sequences (in preset laptop 16")
 
 
 @pytest.mark.parametrize(("task", "what"), [("text", "1 sequence"), ("retrieval", "1 pair of sequences")])
 def test_one_sequence_is_not_several(tmp_path, task, what):
-    benchmark = read_benchmark(write_models(tmp_path, tasks=(task,), lengths=()))
-    (note,) = speed_table("speed", [replace(row, batch_size=1) for row in benchmark.speed]).notes
+    rows = rows_of(write_models(tmp_path, tasks=(task,), lengths=()), "speed")
+    (note,) = output.speed_table([row | {"batch_size": 1} for row in rows]).notes
     assert note.startswith(f"A step has {what} (in the paper ")
 
 
 def test_what_was_not_run_has_a_reason_in_place_of_a_number(tmp_path):
     fails = [("text", "softmax")]
     path = write_models(tmp_path, tasks=("text",), lengths=(), fails=fails)
-    softmax, gmm, _ = speed_table("", read_benchmark(path).speed).rows
-    assert shown(softmax) == ["softmax", "not run: killed by SIGKILL", DASH, DASH, DASH]
-    assert softmax[1].sort is None
-    assert gmm[1].sort == 2
-    assert gmm[2].sort is None  # there is nothing that it could be relative to
+    table = output.speed_table(rows_of(path, "speed"))
+    assert column(table, "steps / s")["softmax"] == "not run [killed by SIGKILL]"
+    assert table.rows[0][1].sort is None
+    assert table.rows[1][1].sort == 2
+    # There is nothing that it could be relative to.
+    assert "relative to softmax" not in [column.title for column in table.columns]
     page = page_of(tmp_path, tmp_path)
     assert "training steps a second" in page  # without softmax the figure has speed itself
     assert "training steps a second, softmax = 1" not in page
 
 
 def test_memory_of_the_whole_model_against_length(tmp_path):
-    benchmark = read_benchmark(write_models(tmp_path, tasks=()))
-    table = model_length_table("", benchmark)
+    table = output.length_table(rows_of(write_models(tmp_path, tasks=()), "length"))
     rows = {row[0].text: shown(row)[1:] for row in table.rows}
     assert rows["gmm-rks"] == ["512", "1,024", "2,048", "4,096", "L^1.00"]
-    assert rows["softmax"][2:4] == ["2,048", "not run [(1)]"]
+    assert rows["softmax"][2:4] == ["2,048", "not run [1]"]
     assert rows[MATERIALISED][-1] == "L^2.00"
     assert table.notes == ("Not run (1): quadratic, above 4,096 tokens.",)
     assert all(row[4].sort is None for row in table.rows if row[0].text != "gmm-rks")
@@ -117,23 +134,26 @@ def test_memory_of_the_whole_model_against_length(tmp_path):
 
 def test_one_round_has_no_spread(tmp_path):
     path = write_models(tmp_path, tasks=("text",), repeats=1)
-    assert all(not cell.note for row in speed_table("", read_benchmark(path).speed).rows for cell in row)
+    assert all(not cell.note for row in output.speed_table(rows_of(path, "speed")).rows for cell in row)
     assert "one process for each attention. There is no spread" in text_of(page_of(tmp_path, tmp_path))
 
 
 def test_peers_are_compared(tmp_path):
-    benchmark = read_benchmark(write_peers(tmp_path, levels=("attention",)))
-    assert isinstance(benchmark, PeerBenchmark)
-    softmax, gmm, plain = map(shown, comparison_table("", benchmark).rows)
-    assert softmax[:3] == ["torch scaled_dot_product_attention", "softmax", "13"]
-    assert softmax[3:6] == ["2.50 [2.00 to 3.00]", "2", "0.50 [0.25 to 1.00]"]
-    assert softmax[6].startswith("yes [difference ")
-    assert gmm[6] == "not meant to be [different attentions]"
-    assert plain[:3] == ["gmm-rks, features materialised", "gmm-rks", "13"]
-    assert plain[3:6] == ["1.00 [0.50 to 2.00]", "3", "2.50 [1.50 to 5.00]"]
-    each = subject_table("", benchmark).rows
-    assert shown(each[0]) == ["softmax", "13", "2,000.0 [1,000.0 to 4,000.0]", "3", "2.0 [1.0 to 4.0]"]
-    assert shown(each[1])[3:] == ["2", "1.0"]
+    path = write_peers(tmp_path, levels=("attention",))
+    table = peer_table(rows_of(path, "comparisons"))
+    softmax, gmm, plain = column(table, "time", by_two=True)
+    assert softmax == "torch scaled_dot_product_attention softmax"
+    assert plain == "gmm-rks, features materialised gmm-rks"
+    assert column(table, "time", by_two=True)[softmax] == "2.50 [2.00 to 3.00]"
+    assert column(table, "rounds", by_two=True)[softmax] == "2"
+    assert column(table, "memory", by_two=True)[softmax] == "0.50 [0.25 to 1.00]"
+    assert float(column(table, "difference", by_two=True)[softmax]) < 1e-5
+    assert column(table, "difference", by_two=True)[gmm] == DASH  # not meant to be the same
+    assert column(table, "time", by_two=True)[plain] == "1.00 [0.50 to 2.00]"
+    assert column(table, "memory", by_two=True)[plain] == "2.50 [1.50 to 5.00]"
+    each = subject_table(rows_of(path, "subjects"))
+    assert column(each, "ms")["softmax"] == "2,000.0 [1,000.0 to 4,000.0]"
+    assert column(each, "MiB")["softmax"] == "2 [1 to 4]"
     text = text_of(page_of(tmp_path, tmp_path))
     assert "above 1, the peer takes longer or more memory than klformer" in text
     assert "heads H = 2, size of a head D = 4" in text
@@ -144,9 +164,8 @@ def test_times_with_freed_memory_kept_are_beside_the_others(tmp_path):
     rows = json.loads(path.read_text())["comparisons"]
     rows[0]["time_ratio_kept"] = {"median": 1.5, "low": 1.25, "high": 1.75}
     edit(path, comparisons=rows)
-    table = comparison_table("", read_benchmark(path))
-    assert [column.title for column in table.columns][3:5] == ["time", "time, freed memory kept"]
-    assert [shown(row)[4] for row in table.rows] == ["1.50 [1.25 to 1.75]", DASH, DASH]
+    table = peer_table(rows_of(path, "comparisons"))
+    assert list(column(table, "time, freed memory kept", by_two=True).values()) == ["1.50 [1.25 to 1.75]", DASH, DASH]
 
 
 def test_results_that_differ_are_said_to(tmp_path):
@@ -156,20 +175,19 @@ def test_results_that_differ_are_said_to(tmp_path):
     rows[1]["errors"] = {"error": 3e-7, "error_with_epsilon": 0.0625}
     rows[2] |= {"errors": {"error": 0.0}, "memory_ratio": None, "time_ratio": None}
     edit(path, comparisons=rows)
-    table = comparison_table("", read_benchmark(path))
-    assert [shown(row)[6] for row in table.rows] == [
-        "no [difference 25%]",
-        "without its epsilon [difference 3e-07, with it 6.2%]",
-        "yes [difference 0%]",
-    ]
-    assert shown(table.rows[2])[3:6] == [DASH, "3", DASH]
-    assert "performer-pytorch adds to each feature" in table.notes[0]
+    table = peer_table(rows_of(path, "comparisons"))
+    assert list(column(table, "difference", by_two=True).values()) == ["2e-01", "3e-07 [6e-02]", "0e+00"]
+    assert [list(column(table, heading, by_two=True).values())[2] for heading in ("time", "memory")] == [DASH, DASH]
+    assert (
+        "performer-pytorch adds to each feature"
+        in {column.title: column.hint for column in table.columns}["difference"]
+    )
 
 
 def test_memory_of_peers_may_be_left_out(tmp_path):
-    benchmark = read_benchmark(write_peers(tmp_path, memory=False))
-    assert all(row[5].sort is None for row in comparison_table("", benchmark).rows)
-    assert all(row[4].sort is None for row in subject_table("", benchmark).rows)
+    path = write_peers(tmp_path, memory=False)
+    assert "memory" not in [column.title for column in peer_table(rows_of(path, "comparisons")).columns]
+    assert "MiB" not in [column.title for column in subject_table(rows_of(path, "subjects")).columns]
 
 
 def test_a_peer_that_was_not_there_is_said(tmp_path):
@@ -186,10 +204,10 @@ def test_benchmarks_are_found_beside_runs_or_where_one_says(tmp_path):
         assert f"klformer bench {command} --out bench" in nothing
     assert nothing.count("Missing: ") - text_of(page_with(tmp_path)).count("Missing: ") == 4
     for path in (tmp_path / "bench", tmp_path / "bench" / "model.json"):
-        assert len(collect([tmp_path / "runs"], bench=path).model_benchmarks) == 1
-    assert collect([], bench=tmp_path / "bench" / "peers.json").model_benchmarks == ()
+        assert len(collect([tmp_path / "runs"], bench=path).benchmarks_of("model")) == 1
+    assert collect([], bench=tmp_path / "bench" / "peers.json").benchmarks_of("model") == []
     found = collect([tmp_path], bench=tmp_path / "bench")  # each counts once
-    assert [len(found.attention_benchmarks), len(found.model_benchmarks), len(found.peer_benchmarks)] == [1, 1, 1]
+    assert [len(found.benchmarks_of(kind)) for kind in ("attention", "model", "peers")] == [1, 1, 1]
 
 
 def page_with(tmp_path):
@@ -201,8 +219,8 @@ def page_with(tmp_path):
 
 def test_a_file_may_have_any_name(tmp_path):
     write_models(tmp_path, tasks=("image",), lengths=()).rename(tmp_path / "monday.json")
-    (benchmark,) = collect([], bench=tmp_path / "monday.json").model_benchmarks
-    assert {row.task for row in benchmark.speed} == {"image"}
+    (benchmark,) = collect([], bench=tmp_path / "monday.json").benchmarks
+    assert {row["task"] for row in benchmark.rows("speed")} == {"image"}
 
 
 def test_several_benchmarks_of_a_kind_stand_one_after_the_other(tmp_path):
@@ -234,9 +252,11 @@ def test_numbers_that_are_not_there_are_missing(tmp_path):
         row |= {"batch_size": None}
     content["speed"][1]["memory"] = 2**20
     edit(path, environment=None, options={}, **{key: content[key] for key in ("speed", "length")})
-    benchmark = read_benchmark(path)
-    assert shown(speed_table("", benchmark.speed).rows[1]) == ["gmm-rks", DASH, DASH, "4.00", "1"]
-    assert not any(row.memory for row in benchmark.length)
+    table = output.speed_table(rows_of(path, "speed"))
+    assert column(table, "relative, processor")["gmm-rks"] == "4.00"
+    assert column(table, "MiB") == {"softmax": DASH, "gmm-rks": "1", "fastfood-prf": DASH}
+    cells = [cell for row in output.length_table(rows_of(path, "length")).rows for cell in row[1:]]
+    assert {cell.text for cell in cells} <= {"not run", DASH}
     text = text_of(page_of(tmp_path, tmp_path))
     assert "machine and date unknown" in text
     assert f"A step has {DASH} sequences (in the paper 32; limited to 4 on the CPU)" in text
@@ -248,11 +268,10 @@ def test_numbers_that_are_not_there_are_missing(tmp_path):
     [
         ("attention.json", '{"results": 3}', r"attention\.json has no list of results"),
         ("attention.json", '{"results": [{"name": "a", "length": "b"}]}', r"attention\.json is not a benchmark"),
-        ("attention.json", '{"results": []}', r"attention\.json has no list of summary"),
         ("attention.json", '{"results": [{"name": "a", "length": 1, "seconds": 2}]}', r"seconds must be an object"),
         (
             "attention.json",
-            '{"results": [], "summary": [], "sizes": 3}',
+            '{"results": [], "sizes": 3}',
             r"attention\.json .* sizes must be an object, got 3",
         ),
         ("model.json", "{}", r"model\.json is not a benchmark of attentions, models or peers"),

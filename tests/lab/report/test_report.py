@@ -34,7 +34,7 @@ from klformer.lab.report.confusion import confusion_table
 from klformer.lab.report.paper_numbers import EIGENVALUES
 from klformer.lab.report.run_tables import glue_task, lra_table, rates_table, setting_table
 from klformer.lab.report.settings import make_settings
-from klformer.lab.report.tables import MISSING
+from klformer.lab.tables import MISSING
 from klformer.lab.tasks import Text
 
 

@@ -67,7 +67,7 @@ def test_an_incomplete_task_is_refused_with_all_that_is_missing(own_tasks, task,
 
 
 def test_only_tasks_are_tasks(own_tasks):
-    with pytest.raises(TypeError, match=r"must be a subclass of klformer\.tasks\.Task"):
+    with pytest.raises(TypeError, match=r"must be a subclass of klformer\.lab\.tasks\.Task"):
         own_tasks(DataConfig)
 
 
@@ -124,8 +124,8 @@ def test_a_comparison_has_the_best_first_by_its_metric():
 
     table = comparison_table([result("worse", 0.5), result("better", 0.125)])
     assert "mse on the test set, best first" in table.title
-    assert list(table.columns[0].cells) == ["better", "worse"]
-    assert list(table.columns[2].cells) == ["0.125", "0.5"]
+    assert [row[0].text for row in table.rows] == ["better", "worse"]
+    assert [row[2].text for row in table.rows] == ["0.125", "0.5"]
 
 
 def test_options_of_a_task_are_those_of_its_own_class():

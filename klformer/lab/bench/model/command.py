@@ -23,7 +23,7 @@ from klformer.checks import check_choice, check_count
 from klformer.files import write_json
 from klformer.lab.bench.measure import spread
 from klformer.lab.bench.model.batch import GIBIBYTE, Batch, choose_batch
-from klformer.lab.bench.model.output import draw_length, draw_speed, say_length, say_speed
+from klformer.lab.bench.model.output import draw_length, draw_speed, length_table, speed_table
 from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, in_own_process
 from klformer.lab.bench.report import make_report
 from klformer.lab.environment import describe_machine
@@ -107,10 +107,10 @@ def run(options: ModelBench) -> None:
     for task in options.tasks:
         rows = _measure_task(options, task, device, console)
         report["speed"] += rows
-        say_speed(console, task, rows)
+        speed_table(rows).print(console)
     if options.lengths:
         report["length"] = _measure_lengths(options, device, console)
-        say_length(console, LENGTH_TASK, report["length"])
+        length_table(report["length"]).print(console)
     if options.out is not None:
         write_json(options.out / "model.json", report)
         if report["speed"]:

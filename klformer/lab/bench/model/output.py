@@ -7,33 +7,82 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
-from rich.console import Console
-from rich.table import Table
 
-from klformer.lab.bench.measure import growth, with_spread
-from klformer.lab.bench.report import Cells, as_table
+from klformer.lab.bench.attention_tables import GROWTH_HINT, power_cell
+from klformer.lab.bench.measure import growth_power
 from klformer.lab.plotting import COLOURS, MARKERS, plot_against_length, save
+from klformer.lab.tables import Cell, Table, finite, interval, number, words
 from klformer.lab.tasks import TASKS
 from klformer.memory import MEBIBYTE
 
-SPEED_NOTE = (
-    "default allocator; median (lowest to highest) over processes; processor: time of all threads; relative: softmax's "
-    "time / its own;\nMiB: peak above model, optimiser and inputs"
-)
-LENGTH_NOTE = "peak above model, optimiser and inputs"
+HINTS = {
+    "steps / s": "of forward, backward and AdamW on random inputs of full length, default allocator",
+    "processor s a step": "time of all threads",
+    "relative to softmax": "seconds of softmax / seconds of this, of the same round; above 1 is faster",
+    "relative, processor": "the same by processor time of all threads, which other work on the machine disturbs less",
+    "MiB": "peak above model, optimiser and inputs",
+}
 
 
-def say_speed(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Speed and memory of a task's model with each attention."""
-    _say(console, _speed_heading(task, rows), as_table(speed_cells(rows)), SPEED_NOTE)
+def speed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return speed and memory of a task's model with each attention, or the reason why it was not run."""
+    lines = []
+    for row in rows:
+        reason, memory = row.get("not_run"), finite(row.get("memory"))
+        skipped = Cell("not run", note=str(reason), wrap=True) if reason else None
+        line = {
+            "attention": words(row["attention"], code=True),
+            "steps / s": skipped or interval(row.get("steps_per_second"), "{:.3g}"),
+            "processor s a step": interval(row.get("processor"), "{:.3g}"),
+            "relative to softmax": interval(row.get("relative")),
+            "relative, processor": interval(row.get("relative_processor")),
+            "MiB": number(None if skipped or memory is None else memory / MEBIBYTE, "{:,.0f}"),
+        }
+        lines.append(line)
+    task = rows[0]["task"]
+    return Table.of(lines, f"{task}: training steps of the whole model", notes=[_describe_step(rows[0])], hints=HINTS)
 
 
-def say_length(console: Console, task: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Memory of a task's model with each attention at each length, and why some were not measured."""
-    reasons = dict.fromkeys(row["not_run"] for row in rows if row["not_run"] is not None)
-    notes = [LENGTH_NOTE, *(f"-: {reason}" for reason in reasons)]
-    heading = f"{task} model, one sequence: peak memory of a training step, MiB"
-    _say(console, heading, _length_table(rows), "\n".join(notes))
+def _describe_step(row: Mapping[str, Any]) -> str:
+    """Say how many examples and tokens a step has, and whose batch that is."""
+    is_pair = row["task"] in TASKS and TASKS[row["task"]].is_pair
+    batch, own = finite(row.get("batch_size")), finite(row.get("paper_batch_size"))
+    what = (
+        ("pair of sequences" if is_pair else "sequence")
+        if batch == 1
+        else ("pairs of sequences" if is_pair else "sequences")
+    )
+    preset = row.get("preset", "paper")
+    whose = "the paper" if preset == "paper" else f"preset {preset}"
+    reason = f"; {row['batch_note']}" if row.get("batch_note") else ""
+    here, there = (number(size, "{:,.0f}").text for size in (batch, own))
+    size = f"{here} {what}, as in {whose}," if batch == own else f"{here} {what} (in {whose} {there}{reason})"
+    return f"A step has {size} of {row['length']:,} tokens."
+
+
+def length_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return peak memory in MiB of a task's model by length, one sequence, and why some were not run."""
+    lengths = sorted({row["length"] for row in rows})
+    reasons = list(dict.fromkeys(str(row["not_run"]) for row in rows if row.get("not_run")))
+    lines = []
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        by_length = {row["length"]: row for row in rows if row["attention"] == name}
+        line = {"attention": words(name, code=True)}
+        measured: list[tuple[float, float]] = []
+        for length in lengths:
+            row = by_length.get(length, {})
+            memory = finite(row.get("memory"))
+            if row.get("not_run"):
+                line[f"{length:,}"] = Cell("not run", note=str(1 + reasons.index(str(row["not_run"]))))
+            else:
+                line[f"{length:,}"] = number(memory and memory / MEBIBYTE, "{:,.0f}")
+                measured += [(length, memory)] if memory else []
+        line["grows as"] = power_cell(growth_power(*zip(*measured, strict=True)) if measured else None)
+        lines.append(line)
+    notes = [f"Not run ({place}): {reason}." for place, reason in enumerate(reasons, start=1)]
+    task = rows[0]["task"] if rows else ""
+    title = f"{task} model, one sequence: peak memory of a training step by length, MiB above model and optimiser"
+    return Table.of(lines, title, notes=notes, hints={"grows as": GROWTH_HINT})
 
 
 def draw_speed(report: dict[str, Any], *targets: Path) -> None:
@@ -42,16 +91,16 @@ def draw_speed(report: dict[str, Any], *targets: Path) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in report["speed"]))
     names = list(dict.fromkeys(row["attention"] for row in report["speed"]))[::-1]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 1.6 + 0.38 * len(names)), sharey=True, layout="constrained")
-    for number, task in enumerate(tasks):
+    for place, task in enumerate(tasks):
         mine = [row for row in rows if row["task"] == task]
-        offset = 0.16 * ((len(tasks) - 1) / 2 - number)
+        offset = 0.16 * ((len(tasks) - 1) / 2 - place)
         batch = next(row["batch_size"] for row in report["speed"] if row["task"] == task)
         label = f"{task}, batches of {batch}"
         for axes, key in ((left, "relative"), (right, "memory")):
             shown = [(names.index(row["attention"]) + offset, row[key]) for row in mine if row[key] is not None]
             if key == "memory":
                 shown = [(height, dict.fromkeys(("median", "low", "high"), value)) for height, value in shown]
-            _dots(axes, shown, 1 / MEBIBYTE if key == "memory" else 1.0, number, label)
+            _dots(axes, shown, 1 / MEBIBYTE if key == "memory" else 1.0, place, label)
     left.axvline(1, color="#888888", linewidth=0.8)
     left.set_xlabel("training steps per second, softmax = 1")
     right.set_xlabel("peak memory of a step, MiB above model, optimiser and inputs")
@@ -82,52 +131,6 @@ def draw_length(report: dict[str, Any], *targets: Path) -> None:
     date = report["environment"]["date"]
     figure.suptitle(f"Memory against length: the Text model, one sequence, {date}", fontsize=10)
     save(figure, *targets)
-
-
-def _say(console: Console, heading: str, table: Table, note: str) -> None:
-    """A table between two texts, which a narrow table does not break."""
-    console.print(f"\n{heading}", highlight=False, markup=False, soft_wrap=True)
-    console.print(table)
-    console.print(note, highlight=False, markup=False, soft_wrap=True)
-
-
-def _speed_heading(task: str, rows: Sequence[dict[str, Any]]) -> str:
-    batch, paper_batch, length = rows[0]["batch_size"], rows[0]["paper_batch_size"], rows[0]["length"]
-    reason = f"; {rows[0]['batch_note']}" if rows[0]["batch_note"] else ""
-    whose = "the paper" if rows[0].get("preset", "paper") == "paper" else f"preset {rows[0]['preset']}"
-    size = f"{whose}'s" if batch == paper_batch else f"{whose} has {paper_batch}{reason}"
-    one, many = ("pair of sequences", "pairs of sequences") if TASKS[task].is_pair else ("sequence", "sequences")
-    return f"{task}: training step of {batch} {one if batch == 1 else many} ({size}) of {length:,} tokens"
-
-
-def speed_cells(rows: Sequence[Mapping[str, Any]]) -> list[Cells]:
-    """A line for each attention on one task; "not run" in place of figures where there are none."""
-    return [
-        {
-            "attention": row["attention"],
-            "steps / s": "not run" if row["not_run"] is not None else with_spread(row["steps_per_second"], ".3g"),
-            "processor s a step": with_spread(row["processor"], ".3g"),
-            "relative to softmax": with_spread(row["relative"], ".2f"),
-            "relative, processor": with_spread(row["relative_processor"], ".2f"),
-            "MiB": f"{row['memory'] / MEBIBYTE:,.0f}" if row["not_run"] is None else "",
-        }
-        for row in rows
-    ]
-
-
-def _length_table(rows: Sequence[dict[str, Any]]) -> Table:
-    lengths = sorted({row["length"] for row in rows})
-    table = Table()
-    table.add_column("attention")
-    for length in lengths:
-        table.add_column(f"{length:,}", justify="right")
-    table.add_column("grows as", justify="right")
-    for name in dict.fromkeys(row["attention"] for row in rows):
-        mine = {row["length"]: row["memory"] for row in rows if row["attention"] == name}
-        cells = ["-" if mine[length] is None else f"{mine[length] / MEBIBYTE:,.0f}" for length in lengths]
-        measured = [(length, mine[length]) for length in lengths if mine[length] is not None]
-        table.add_row(name, *cells, growth(*zip(*measured, strict=True)) if measured else "")
-    return table
 
 
 def _dots(axes: Axes, points: Sequence[tuple[float, dict[str, float]]], scale: float, number: int, label: str) -> None:
