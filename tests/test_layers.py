@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 #: Each room may import from those before it. First the library, then the laboratory.
 LEAVES = ["errors", "checks", "registry", "config", "files", "memory", "noise", "plugins"]
 LIBRARY = [*LEAVES, "ops", "kernels", "attention", "nn", "models", "distributed", "conversion", "testing", "autoload"]
-LAB = ["environment", "tables", "terminal", "plotting", "data", "tokens", "training", "tasks", "runs"]
+LAB = ["environment", "terminal", "tables", "plotting", "data", "tokens", "training", "tasks", "runs"]
 LAB += ["bench", "analysis", "report", "cli"]
 ORDER = [*LIBRARY, *(f"lab.{room}" for room in LAB)]
 

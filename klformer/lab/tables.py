@@ -14,6 +14,7 @@ from rich.table import Table as TextTable
 from rich.text import Text
 
 from klformer.errors import ArgumentError
+from klformer.lab.terminal import harmless
 
 #: Whose figure it is: printed in the paper, or measured here.
 Source = Literal["", "paper", "here"]
@@ -170,20 +171,23 @@ class Table:
         for column in self.columns:
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
             # Words are folded, not cut: names of runs differ at their ends.
-            text.add_column(Text(column.title), justify=justify, no_wrap=column.numeric, overflow="fold")
+            text.add_column(Text(harmless(column.title)), justify=justify, no_wrap=column.numeric, overflow="fold")
         for row in self.rows:
             style = "dim" if row[0].source == "paper" else None
-            text.add_row(*(Text(cell.plain() or "-") for cell in row), style=style)
+            texts = (
+                cell.plain() or ("-" if column.numeric else "") for cell, column in zip(row, self.columns, strict=True)
+            )
+            text.add_row(*(Text(harmless(shown)) for shown in texts), style=style)
         return text
 
     def print(self, console: Console) -> None:
         """Print the table on the terminal, between its title and its notes, which go beyond a narrow one."""
         if self.title:
-            console.print(f"\n{self.title}", style="bold", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"\n{self.title}", style="bold", highlight=False, markup=False)
         console.print(self.as_text())
         hints = [f"{column.title}: {column.hint}" for column in self.columns if column.hint]
         for text in (*self.notes, *hints):
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            console.print(text, highlight=False, markup=False)
 
     def as_markdown(self) -> str:
         """Return the table in Markdown, without title and notes."""

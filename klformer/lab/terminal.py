@@ -2,8 +2,10 @@
 
 import os
 import re
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Control characters but for line ends and tabs: what other people wrote must not move a cursor or set a title.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
@@ -14,12 +16,15 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def make_console(least: int) -> Console:
+def make_console(least: int) -> "Console":
     """A console for tables.
 
     Args:
         least: Columns that the tables like to have, in a file or a pipe. A terminal's own width, and COLUMNS, go first.
     """
+    # Imported here: an error that needs `harmless` alone is said at once.
+    from rich.console import Console
+
     console = Console()
     if console.is_terminal or "COLUMNS" in os.environ:
         return console

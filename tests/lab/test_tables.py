@@ -26,7 +26,7 @@ def test_the_terminal_and_markdown_show_the_same_cells():
     line = {
         "attention": words("softmax", code=True),
         "ms": interval({"median": 2, "low": 1, "high": 4}, "{:.1f}"),
-        "note": "[red]x",
+        "note": "[red]x\x1b[2J",
     }
     table = Table.of(
         [line, {"attention": words("gmm-rks", code=True, note="a"), "ms": None, "note": words("y", note="z")}],
@@ -35,11 +35,11 @@ def test_the_terminal_and_markdown_show_the_same_cells():
     assert table.as_markdown().splitlines() == [
         "| attention | ms | note |",
         "|---|---|---|",
-        "| `softmax` | 2.0 (1.0 to 4.0) | [red]x |",
+        "| `softmax` | 2.0 (1.0 to 4.0) | [red]x\x1b[2J |",
         "| `gmm-rks` (a) |  | y (z) |",
     ]
     text = printed(table)
-    for part in ("softmax", "2.0 (1.0 to 4.0)", "[red]x", "y (z)", "below"):
+    for part in ("softmax", "2.0 (1.0 to 4.0)", r"[red]x\x1b[2J", "y (z)", "below"):
         assert part in text
     assert table.with_columns(["note", "ms"]).as_markdown().startswith("| note | ms |")
     with pytest.raises(ArgumentError, match=r"columns must be some of attention, ms, note; got other"):

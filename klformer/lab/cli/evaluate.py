@@ -12,7 +12,7 @@ from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import attention_label, describe_score
 from klformer.lab.tables import Column, Table, as_cell, percent, words
-from klformer.lab.terminal import harmless, make_console
+from klformer.lab.terminal import make_console
 from klformer.lab.training.class_report import commonest_share
 from klformer.lab.training.processes import is_main_process
 from klformer.lab.training.progress import make_reporter
@@ -56,7 +56,7 @@ def run(options: Evaluate) -> None:
 def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> None:
     """The table of confusions with the F1 of every class, and the numbers that sum it up."""
     confusion = details["confusion"]
-    titles = [harmless(name) for name in names or map(str, range(len(confusion)))]
+    titles = names or [str(number) for number in range(len(confusion))]
     columns = (Column("class \\ taken for", numeric=False), *map(Column, titles), Column("F1"))
     rows = tuple(
         (words(title), *map(as_cell, row), percent(f1, "{:.1f}%"))
