@@ -13,11 +13,8 @@ from typing import Any
 
 import torch
 
-from klformer.conversion.hf.inputs import load_teacher, longest_input
-from klformer.conversion.hf.interface import NAME
+from klformer.conversion.hf.inputs import load_model, longest_input
 from klformer.conversion.hf.positions import extend_positions
-from klformer.conversion.hf.saving import load_folder
-from klformer.files import read_json
 from klformer.memory import extra_peak_memory
 
 #: Tokens of the pass that warms up, how often is measured, and from how many seconds on only once.
@@ -41,7 +38,7 @@ def footprint(folder: Path, tokens: int) -> dict[str, float]:
 
 @torch.no_grad()
 def _measure(folder: Path, tokens: int) -> dict[str, float]:
-    model: Any = load_folder(folder) if NAME in read_json(folder / "config.json") else load_teacher(folder)[0]
+    model: Any = load_model(folder)
     longest = longest_input(model)
     if longest is not None and longest < tokens:
         extend_positions(model, tokens, "repeat")

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from klformer.conversion.batches import HELD_OUT_SHARE, MAX_HELD_OUT
-from klformer.conversion.hf.saving import encoder_folder
+from klformer.conversion.hf.interface import NAME
+from klformer.conversion.hf.saving import encoder_folder, load_folder
 from klformer.conversion.hosts import Batch, ConversionError
 from klformer.errors import DataError, FileError
 from klformer.files import read_json
@@ -33,7 +34,7 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
     """
     folder = encoder_folder(folder)
     config = read_json(folder / "config.json")
-    if "klformer" in config:
+    if NAME in config:
         raise ConversionError(f"{folder} holds a converted model: give the softmax model that it was made of")
     kind = getattr(transformers, (config.get("architectures") or [""])[0], transformers.AutoModel)
     try:
@@ -43,6 +44,11 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
         raise FileError(f"can't load the model and the tokenizer in {folder}: {error}") from error
     model.train(False)
     return model, tokenizer
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """Load the model of a folder, converted or softmax, in evaluation mode."""
+    return load_folder(folder) if NAME in read_json(folder / "config.json") else load_teacher(folder)[0]
 
 
 def split_texts(

@@ -36,6 +36,7 @@ COMMANDS = {
     "convert": Entry(
         "klformer.lab.cli.convert", "replace the softmax attention of a trained model by a learned kernel"
     ),
+    "export": Entry("klformer.lab.cli.export", "write an encoder, converted or softmax, as an ONNX file"),
     "demo": Entry(
         "klformer.lab.cli.demo", "train a small softmax model and replace its attention: what is kept, in a minute"
     ),
