@@ -21,7 +21,7 @@ import klformer
 from klformer.attention import AttentionSpec
 from klformer.distributed import average_gradients, own_part, sequence_parallel, whole_sequences
 from klformer.errors import ArgumentError
-from klformer.models import ModelConfig, build_classifier, build_masked
+from klformer.models import InputShape, ModelConfig, build_classifier, build_masked
 from klformer.testing.problems import HEAD_DIM, HEADS, VALUE_DIM, small_options
 from klformer.testing.subjects import KERNELS
 
@@ -201,17 +201,16 @@ def model(ranks, *words):
     spec = AttentionSpec(name="gmm-prf", options=small_options("gmm-prf"))
     tokens, mask = torch.randint(0, 9, (BATCH, LENGTH)), masks()
     if kind == "masked":
-        built = build_masked(config, spec, max_len=LENGTH, counts=torch.arange(9)).double()
+        built = build_masked(config, spec, InputShape(max_len=LENGTH), counts=torch.arange(9)).double()
         asked = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
         asked[:, 2::4] = True
         # Row by row, as the model gives them: compared through a sum over rows that weighs tokens.
         ranks.check(built, count, [], lambda m, c: spread(m(c(tokens), c(mask), c(asked)), c(asked)), ddp=True)
         return
-    given = {name: settings[name] for name in ("of_positions", "causal", "is_pair") if name in settings}
+    given = {name: settings[name] for name in ("of_positions", "causal") if name in settings}
     separator = 8 if "separator" in kind else None
-    built = build_classifier(
-        config, spec, max_len=LENGTH + 2, num_outputs=3, vocab_size=9, separator=separator, **given
-    ).double()
+    shape = InputShape(LENGTH + 2, vocab_size=9, is_pair=settings.get("is_pair", False), separator=separator)
+    built = build_classifier(config, spec, shape, num_outputs=3, **given).double()
     for name, parameter in built.named_parameters():
         if name.endswith(("cls_token", "types")):  # zero at first
             parameter.data.normal_()

@@ -66,7 +66,7 @@ BUDGETS = {
     "klformer/kernels": 1_260,
     "klformer/attention": 2_950,
     "klformer/nn": 230,
-    "klformer/models": 1_540,
+    "klformer/models": 1_550,
     "klformer/conversion": 3_280,
     "klformer/distributed": 800,
     "klformer/testing": 920,

@@ -1,7 +1,7 @@
 """Transformers around any attention, and the configurations that describe them."""
 
 from klformer.attention import AttentionSpec
-from klformer.models.build import build_classifier, build_masked
+from klformer.models.build import InputShape, build_classifier, build_masked
 from klformer.models.classifiers import PairClassifier, PositionClassifier, SequenceClassifier
 from klformer.models.config import EncoderConfig, ModelConfig
 from klformer.models.embeddings import SequenceEmbedding
@@ -13,6 +13,7 @@ __all__ = [
     "AttentionSpec",
     "ClassifierHead",
     "EncoderConfig",
+    "InputShape",
     "MaskedLanguageModel",
     "ModelConfig",
     "PairClassifier",

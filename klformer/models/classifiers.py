@@ -61,10 +61,10 @@ class PositionClassifier(nn.Module):
     Examples:
         >>> import torch
         >>> from klformer import AttentionSpec
-        >>> from klformer.models import ModelConfig, PositionClassifier, build_classifier
-        >>> model = build_classifier(
-        ...     ModelConfig(), AttentionSpec(name="gmm-prf"), max_len=50, num_outputs=3, input_dim=8, of_positions=True
-        ... )
+        >>> from klformer.models import InputShape, ModelConfig, PositionClassifier, build_classifier
+        >>> shape = InputShape(max_len=50, input_dim=8)
+        >>> spec = AttentionSpec(name="gmm-prf")
+        >>> model = build_classifier(ModelConfig(), spec, shape, num_outputs=3, of_positions=True)
         >>> isinstance(model, PositionClassifier)
         True
         >>> model(torch.randn(2, 50, 8)).shape
@@ -103,10 +103,9 @@ class PairClassifier(nn.Module):
 
         >>> import torch
         >>> from klformer import AttentionSpec
-        >>> from klformer.models import ModelConfig, build_classifier
-        >>> model = build_classifier(
-        ...     ModelConfig(), AttentionSpec(name="gmm-prf"), max_len=50, num_outputs=2, vocab_size=100, is_pair=True
-        ... )
+        >>> from klformer.models import InputShape, ModelConfig, build_classifier
+        >>> shape = InputShape(max_len=50, vocab_size=100, is_pair=True)
+        >>> model = build_classifier(ModelConfig(), AttentionSpec(name="gmm-prf"), shape, num_outputs=2)
         >>> first, second = torch.randint(100, (4, 50)), torch.randint(100, (4, 30))
         >>> model(first, second).shape
         torch.Size([4, 2])

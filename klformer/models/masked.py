@@ -43,8 +43,9 @@ class MaskedLanguageModel(nn.Module):
     Examples:
         >>> import torch
         >>> from klformer import AttentionSpec
-        >>> from klformer.models import ModelConfig, build_masked
-        >>> model = build_masked(ModelConfig(), AttentionSpec(name="gmm-prf"), max_len=50, counts=torch.ones(100))
+        >>> from klformer.models import InputShape, ModelConfig, build_masked
+        >>> shape = InputShape(max_len=50, vocab_size=100)
+        >>> model = build_masked(ModelConfig(), AttentionSpec(name="gmm-prf"), shape, counts=torch.ones(100))
         >>> tokens = torch.randint(100, (2, 50))
         >>> asked = torch.zeros(2, 50, dtype=torch.bool)
         >>> asked[:, :3] = True  # three tokens of each sequence

@@ -12,7 +12,7 @@ from klformer.conversion.hf import TransformersHost
 from klformer.conversion.hosts import Answer, Call
 from klformer.conversion.labels import asked_about
 from klformer.conversion.own import OwnHost
-from klformer.models import ModelConfig, build_classifier
+from klformer.models import InputShape, ModelConfig, build_classifier
 
 
 def mean_errors(conversion):
@@ -224,9 +224,8 @@ class TestOwnModels:
     @staticmethod
     def build(config=None):
         config = config or ModelConfig(model_dim=16, num_heads=2, head_dim=8, ffn_dim=16, dropout=0.0)
-        return build_classifier(
-            config, klformer.AttentionSpec(name="softmax"), max_len=12, num_outputs=3, vocab_size=20
-        )
+        shape = InputShape(max_len=12, vocab_size=20)
+        return build_classifier(config, klformer.AttentionSpec(name="softmax"), shape, num_outputs=3)
 
     def data(self, count=8):
         return [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klformer.models import AttentionSpec, ModelConfig, build_classifier
+from klformer.models import AttentionSpec, InputShape, ModelConfig, build_classifier
 from klformer.models.embeddings import Neighbours, SequenceEmbedding
 
 BATCH, LENGTH, DIM = 3, 11, 5
@@ -15,8 +15,8 @@ def sequences():
 
 def classifier(**arguments):
     sizes = ModelConfig(convolution_width=3, dropout=0.0, num_layers=1, positions="none", pooling="mean")
-    built = {"vocab_size": 9, "max_len": 20, "num_outputs": 3} | arguments
-    return build_classifier(sizes, AttentionSpec(name="gmm-prf"), **built).eval()
+    shape = InputShape(max_len=20, vocab_size=9)
+    return build_classifier(sizes, AttentionSpec(name="gmm-prf"), shape, num_outputs=3, **arguments).eval()
 
 
 @pytest.mark.parametrize("width", [1, 3, 7, 13])

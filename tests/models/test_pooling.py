@@ -5,7 +5,7 @@ import torch
 from support import small_options
 
 import klformer
-from klformer.models import AttentionSpec, ModelConfig, build_classifier
+from klformer.models import AttentionSpec, InputShape, ModelConfig, build_classifier
 from klformer.models.pooling import masked_mean
 from klformer.models.reuse import first_part_once
 from klformer.noise import resample
@@ -16,9 +16,8 @@ BATCH, LENGTH = 3, 9
 def model(name="gmm-prf", *, is_pair=False, num_outputs=4, **sizes):
     chosen = {"pooling": "mean", "dropout": 0.0, "model_dim": 12, "num_heads": 3, "head_dim": 4, "ffn_dim": 7}
     attention = AttentionSpec(name=name, options=small_options(name))
-    return build_classifier(
-        ModelConfig(**chosen | sizes), attention, vocab_size=11, max_len=20, num_outputs=num_outputs, is_pair=is_pair
-    ).double()
+    shape = InputShape(max_len=20, vocab_size=11, is_pair=is_pair)
+    return build_classifier(ModelConfig(**chosen | sizes), attention, shape, num_outputs=num_outputs).double()
 
 
 def half_masked():

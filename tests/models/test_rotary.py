@@ -5,7 +5,14 @@ import torch
 from support import build, small_options
 
 import klformer
-from klformer.models import AttentionSpec, EncoderConfig, ModelConfig, TransformerDecoder, TransformerEncoder
+from klformer.models import (
+    AttentionSpec,
+    EncoderConfig,
+    InputShape,
+    ModelConfig,
+    TransformerDecoder,
+    TransformerEncoder,
+)
 from klformer.models.build import build_classifier
 from klformer.ops.rotary import rotate
 
@@ -122,7 +129,7 @@ def test_where_rotation_has_no_meaning_it_is_refused():
 
 def test_a_rotary_model_adds_no_positions_and_still_tells_orders_apart():
     sizes = ModelConfig(positions="rotary", dropout=0.0, num_layers=1)
-    model = build_classifier(sizes, AttentionSpec(name="gmm-prf"), vocab_size=9, max_len=20, num_outputs=3).eval()
+    model = build_classifier(sizes, AttentionSpec(name="gmm-prf"), InputShape(20, vocab_size=9), num_outputs=3).eval()
     assert model.embedding.positions is None
     assert all(layer.self_attention.rotary for layer in model.encoder.layers)
     inputs = torch.arange(1, 9).expand(1, -1)

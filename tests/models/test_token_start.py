@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klformer.models import AttentionSpec, ModelConfig, build_classifier, build_masked
+from klformer.models import AttentionSpec, InputShape, ModelConfig, build_classifier, build_masked
 from klformer.models.embeddings import SequenceEmbedding, ordered_start
 
 DIM = 8_191
@@ -29,7 +29,7 @@ def test_entries_have_the_size_of_independent_ones():
 def test_neighbouring_tokens_start_alike_in_a_model_and_others_do_not():
     torch.manual_seed(0)
     config = ModelConfig(token_start="ordered", model_dim=64, num_layers=1)
-    model = build_classifier(config, AttentionSpec(name="gmm-prf"), max_len=5, num_outputs=2, vocab_size=256)
+    model = build_classifier(config, AttentionSpec(name="gmm-prf"), InputShape(5, vocab_size=256), num_outputs=2)
     weight = model.embedding.inputs.weight
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(weight[100], weight[101], dim=0) > 0.99
@@ -40,7 +40,7 @@ def test_a_mask_is_no_amount():
     torch.manual_seed(0)
     config = ModelConfig(token_start="ordered", model_dim=512, num_layers=1)
     spec = AttentionSpec(name="gmm-prf")
-    weight = build_masked(config, spec, max_len=5, counts=torch.ones(257)).embedding.inputs.weight
+    weight = build_masked(config, spec, InputShape(max_len=5), counts=torch.ones(257)).embedding.inputs.weight
     cosines = torch.nn.functional.cosine_similarity(weight[:-1], weight[-1:], dim=1)
     assert cosines.abs().max() < 0.3  # independent vectors: 1 / sqrt(512) is one deviation
     assert torch.nn.functional.cosine_similarity(weight[254], weight[255], dim=0) > 0.99

@@ -2,7 +2,7 @@
 
 from klformer.lab.data.batching import Batch, BucketSampler, PaddingReport, collate, padding_report
 from klformer.lab.data.sequences import Examples, Sequences
-from klformer.lab.data.shape import InputShape
+from klformer.models import InputShape
 
 __all__ = [
     "Batch",

@@ -15,22 +15,12 @@ def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
         return own
     shape, objective = task.shape(), task.objective()
     if isinstance(objective, MaskedLanguageModelling):
-        return build_masked(
-            config.model,
-            config.attention,
-            max_len=shape.max_len,
-            counts=torch.from_numpy(objective.counts),
-            separator=shape.separator,
-        )
+        return build_masked(config.model, config.attention, shape, counts=torch.from_numpy(objective.counts))
     return build_classifier(
         config.model,
         config.attention,
-        vocab_size=shape.vocab_size,
-        input_dim=shape.input_dim,
-        max_len=shape.max_len,
+        shape,
         num_outputs=objective.num_outputs,
-        is_pair=shape.is_pair,
-        separator=shape.separator,
         of_positions=objective.of_positions,
         causal=task.is_causal,
     )

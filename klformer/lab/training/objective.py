@@ -14,14 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_choice
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
-from klformer.lab.data.sequences import AnyArray
 from klformer.lab.training.metrics import Metric
 
 
@@ -70,8 +68,6 @@ class Objective(ABC):
         (torch.Size([2, 1]), {})
         >>> objective.metric("r2").higher_is_better
         True
-        >>> objective.random_targets(np.random.default_rng(0), count=3).shape
-        (3,)
     """
 
     #: All metrics; the first is the one that selects the best model.
@@ -183,18 +179,6 @@ class Objective(ABC):
 
         Raises:
             ArgumentError: they have the wrong type or values.
-        """
-
-    @abstractmethod
-    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        """Targets of the right kind that mean nothing: for benchmarks.
-
-        Args:
-            generator: Where they come from.
-            count: How many.
-
-        Returns:
-            (count,), or (count, length) if `of_positions`.
         """
 
     def answers(self, outputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from klformer.lab.runs.build import build_model
 from klformer.lab.runs.presets import preset, preset_names
 from klformer.lab.tasks import TASKS, build_task
-from klformer.models import AttentionSpec, build_classifier
+from klformer.models import AttentionSpec, InputShape, build_classifier
 
 #: Checksum of names and shapes, and the first three outputs of the sparsity task's model.
 MODELS = {
@@ -57,9 +57,9 @@ def test_the_papers_models_of_texts_have_the_shapes_that_they_had():
         described = {(config.model.model_dump_json(), json.dumps(config.attention.options)) for config in configs}
         assert len(described) == 1, "one model for all"
         config = configs[0]
-        sizes = {"max_len": config.data.max_len, "vocab_size": 30_522, "num_outputs": 2}
+        shape = InputShape(max_len=config.data.max_len, vocab_size=30_522)
         with torch.device("meta"):
-            assert checksum_of(build_classifier(config.model, config.attention, **sizes)) == expected, name
+            assert checksum_of(build_classifier(config.model, config.attention, shape, num_outputs=2)) == expected, name
 
 
 @pytest.mark.parametrize("name", MODELS)

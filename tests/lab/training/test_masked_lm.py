@@ -8,7 +8,7 @@ from klformer.errors import ArgumentError
 from klformer.lab.data import Examples, Sequences, collate
 from klformer.lab.data.sequences import IGNORED
 from klformer.lab.training.objectives import MaskedLanguageModelling
-from klformer.models import AttentionSpec, ModelConfig, build_masked
+from klformer.models import AttentionSpec, InputShape, ModelConfig, build_masked
 
 VOCAB, MASK, SPECIALS = 50, 4, (0, 1, 2)
 
@@ -86,7 +86,7 @@ def test_a_fresh_model_knows_the_frequency_of_tokens_and_looks_at_the_right_posi
     counts = torch.arange(VOCAB)
     torch.manual_seed(0)
     config = ModelConfig(num_layers=1, num_heads=2, model_dim=8, head_dim=4, ffn_dim=8, dropout=0.0, pooling=pooling)
-    model = build_masked(config, AttentionSpec(name="softmax"), max_len=80, counts=counts)
+    model = build_masked(config, AttentionSpec(name="softmax"), InputShape(max_len=80), counts=counts)
     likely = (counts + 1).double() / (counts + 1).sum()
     torch.testing.assert_close(model.head.bias.exp().double(), likely, atol=1e-6, rtol=1e-5)
     data = examples(6)

@@ -124,15 +124,6 @@ def test_targets_of_positions_are_padded_with_the_inputs():
 
 
 @pytest.mark.parametrize(
-    "objective", [Classification(num_classes=4), Regression(), PositionClassification(num_classes=4, max_len=6)]
-)
-def test_random_targets_are_targets(objective):
-    targets = torch.from_numpy(objective.random_targets(np.random.default_rng(0), 20))
-    objective.check_targets(targets)
-    assert targets.shape == (20, *objective.prediction_shape)
-
-
-@pytest.mark.parametrize(
     ("objective", "targets", "message"),
     [
         (Classification(num_classes=4), [0, 4], r"int64 from 0 to 3, got torch\.int64 from 0 to 4"),

@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
-from klformer.lab.data.sequences import AnyArray
 from klformer.lab.training.class_report import MOST_CLASSES, ClassReport
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
@@ -100,9 +98,6 @@ class Classification(Objective):
 
     def combine(self, predictions: Tensor) -> Tensor:
         return nn.functional.one_hot(predictions, self.num_classes).sum(0).argmax(-1)
-
-    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        return generator.integers(0, self.num_classes, count)
 
     def check_targets(self, targets: Tensor) -> None:
         if targets.dtype != torch.long or ((targets < 0) | (targets >= self.num_classes)).any():

@@ -132,9 +132,6 @@ class MaskedLanguageModelling(Objective):
     def check_targets(self, targets: Tensor) -> None:
         pass  # sequences bring no targets; whatever stands in their place is not looked at
 
-    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        return np.zeros(count, np.int64)
-
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """-log p of the hidden tokens: (..., M, vocab_size) -> (..., M)."""
         wanted = _wanted(batch).expand(outputs.shape[:-1])

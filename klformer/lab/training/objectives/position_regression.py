@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 from torch import Tensor, nn
 
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
-from klformer.lab.data.sequences import AnyArray
 from klformer.lab.training.objectives.regression import Regression
 
 
@@ -61,9 +59,6 @@ class PositionRegression(Regression):
 
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         return super().measure(predictions[:, : targets.shape[1]].flatten(), targets.flatten())
-
-    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        return generator.normal(size=(count, self.max_len))
 
     def check_targets(self, targets: Tensor) -> None:
         super().check_targets(targets)

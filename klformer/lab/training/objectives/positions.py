@@ -7,14 +7,13 @@ sequence it is in.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
-from klformer.lab.data.sequences import IGNORED, AnyArray
+from klformer.lab.data.sequences import IGNORED
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
 
@@ -99,9 +98,6 @@ class PositionClassification(Objective):
         votes = (predictions.unsqueeze(0) == predictions.unsqueeze(1)).sum(0)
         winner = (votes * self.num_classes - predictions).argmax(0, keepdim=True)
         return predictions.gather(0, winner).squeeze(0)
-
-    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        return generator.integers(0, self.num_classes, (count, self.max_len))
 
     def check_targets(self, targets: Tensor) -> None:
         if targets.dtype != torch.long or targets.dim() != 2:

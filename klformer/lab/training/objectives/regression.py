@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from klformer.checks import check_number
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
-from klformer.lab.data.sequences import AnyArray
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
 
@@ -75,9 +73,6 @@ class Regression(Objective):
 
     def combine(self, predictions: Tensor) -> Tensor:
         return predictions.mean(0)
-
-    def random_targets(self, generator: np.random.Generator, count: int) -> AnyArray:
-        return generator.normal(size=count)
 
     def check_targets(self, targets: Tensor) -> None:
         if not targets.is_floating_point() or not targets.isfinite().all():
