@@ -1,11 +1,14 @@
 """`klformer convert` from a folder and texts to a folder with a certificate; it goes on after an interruption."""
 
 import json
+import pickle
+import re
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from cli_support import fails
 from conversion_support import CAUSAL, ENCODERS, VOCABULARY, WORDS, answer, batch, batches, convert, make_folder, texts
 from transformers import pipeline
 
@@ -182,3 +185,34 @@ def test_time_and_memory(folder, home, capsys, monkeypatch):
 def test_lines_end_at_newlines_alone(tmp_path):
     (tmp_path / "texts.txt").write_text("one\u0085still one\ntwo\u2028still two\r\n", encoding="utf-8", newline="")
     assert list(read_texts(tmp_path / "texts.txt", "text")) == ["one\u0085still one", "two\u2028still two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.safetensors", lambda content: content[:-100]),
+        ("model.safetensors", lambda content: b""),
+        ("config.json", lambda content: content.replace(f'"vocab_size": {VOCABULARY}'.encode(), b'"vocab_size": 7')),
+        ("config.json", lambda content: b'{"a":' * 100_000),
+    ],
+)
+def test_folders_that_are_damaged_are_refused_in_words(folder, capsys, name, change):
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    error = fails(capsys, 1, "convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS)
+    assert re.search(r"klformer: .*bert", error)
+    assert "Traceback" not in error
+
+
+def test_a_pickle_of_something_else_is_no_model(folder, capsys):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
+    error = fails(capsys, 1, "convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS)
+    assert "klformer: can't load the model and the tokenizer in bert: " in error
+
+
+def test_a_tokenizer_of_another_model_is_noticed(folder, home, capsys):
+    config = ENCODERS["bert"]().config
+    config.vocab_size = 20
+    make_folder(home / "small", type(ENCODERS["bert"]())(config))
+    error = fails(capsys, 1, "convert", "small", "--data", "texts.txt", "--out", "linear", *ARGUMENTS)
+    assert re.search(r"klformer: the tokenizer gives the id [2-4]\d, and the model has 20 tokens", error)

@@ -40,8 +40,9 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
     try:
         model = kind.from_pretrained(str(folder), dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise FileError(f"can't load the model and the tokenizer in {folder}: {error}") from error
+    except Exception as error:  # of transformers, safetensors, tokenizers and pickle, each with errors of its own
+        reason = str(error).strip().partition("\n")[0]
+        raise FileError(f"can't load the model and the tokenizer in {folder}: {reason}") from error
     model.train(False)
     return model, tokenizer
 
@@ -104,8 +105,17 @@ def make_batches(
                 return_special_tokens_mask=predicts_masked,
             )
             inputs: dict[str, Tensor] = dict(given)
+            _check_ids(inputs["input_ids"], model)
             batches.append(_masked(inputs, tokenizer.mask_token_id, generator) if predicts_masked else inputs)
     return batches
+
+
+def _check_ids(ids: Tensor, model: PreTrainedModel) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if (highest := int(ids.max())) >= size:
+        raise ConversionError(
+            f"the tokenizer gives the id {highest}, and the model has {size} tokens: they do not belong together"
+        )
 
 
 def _groups(texts: Sequence[str], batch_size: int, order: random.Random) -> list[list[str]]:

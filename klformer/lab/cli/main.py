@@ -5,6 +5,7 @@ at once. This file imports only what is quick.
 """
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -230,9 +231,19 @@ def _fail_unexpectedly(error: Exception, arguments: Sequence[str]) -> NoReturn:
 
     if isinstance(error, ValidationError):
         _fail(describe_problems(error), 2)
+    if isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", str(error)):
+        said = str(error).strip().splitlines()[:1]
+        reason = f" ({said[0].rpartition('] ')[2]})" if said else ""
+        _fail(f"out of memory{reason}: a smaller --training.batch-size, --data.max-len or model takes less", 1)
     print_exception(error)
+    plugins = os.environ.get("KLFORMER_PLUGINS")
+    whose = (
+        f"this is a bug of the plugin {plugins}, or of klformer. If not the plugin's, p"
+        if plugins
+        else ("this is a bug of klformer. P")
+    )
     _fail(
-        "this is a bug of klformer. Please report the lines above, "
+        f"{whose}lease report the lines above, "
         f"with the version, {klformer.__version__}, and the command: {shlex.join(['klformer', *arguments])}",
         1,
     )

@@ -289,6 +289,7 @@ class Task(ABC):
         if not self.in_memory and exists(self.root) and not is_folder(self.root):
             raise DataError("is no folder; data.root must be the folder that the data is in", file=self.root)
         examples = self._select(split)
+        self._check_ids(split, examples)
         limit = self.config.limit(split)
         self._below_limit.pop(split, None)
         if limit is None or limit >= len(examples):
@@ -381,6 +382,15 @@ class Task(ABC):
                 place[of_class] = (np.arange(len(of_class)) + 0.5) / len(of_class)
             order = order[np.argsort(place, kind="stable")]
         return examples.take(np.sort(order[start:end]))
+
+    def _check_ids(self, split: Split, examples: Examples) -> None:
+        size = self.shape().vocab_size
+        for side in (examples.first, examples.second):
+            if size is not None and side is not None and side.width is None and side.values.max(initial=0) >= size:
+                raise DataError(
+                    f"{split} of {self.name} has the token id {side.values.max()}; ids must be below {size}, the size "
+                    "of the vocabulary"
+                )
 
     def _read_part(self, part: Split) -> Examples:
         examples = self.read(part)

@@ -160,3 +160,47 @@ def test_library_users_can_load_plugins_too(home):
     write(home, "failing_plug", "raise KeyError('x')")
     with pytest.raises(PluginError, match=r"'failing_plug\.py' failed: KeyError"):
         load_plugins(["failing_plug.py"])
+
+
+def test_what_a_plugin_gives_is_not_taken_for_ours(home, capsys):
+    write(home, "bad_plug", BAD)
+    error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "beyond", "--attention", "softmax", *TINY[2:])
+    assert "train of beyond has the token id 8; ids must be below 3, the size of the vocabulary" in error
+    error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "sparsity", "--attention", "misshapen", *TINY)
+    assert "this is a bug of the plugin bad_plug, or of klformer" in error
+
+
+def test_memory_that_is_not_there_is_no_bug(home, capsys, monkeypatch):
+    def greedy(*args, **kwargs):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("klformer.lab.runs.train.build_model", greedy)
+    error = fails(capsys, 1, "train", "--attention", "softmax", *TINY)
+    assert "\nklformer: out of memory (err == 0. DefaultCPUAllocator: can't allocate memory): a smaller" in error
+    assert "Traceback" not in error
+
+
+BAD = """
+import numpy as np
+import klformer
+from klformer.attention.softmax import SoftmaxAttention
+from klformer.lab.data import Examples, Sequences
+
+
+class Misshapen(SoftmaxAttention):
+    def attend(self, q, k, v, *, key_mask, causal):
+        return v[:, :1, :1]
+
+
+@klformer.register_task
+class Beyond(klformer.Task):
+    name, title, summary = "beyond", "Beyond", "ids beyond the vocabulary"
+    num_classes, vocab_size, default_max_len = 2, 3, 9
+
+    def read(self, part):
+        ids = np.arange(900).reshape(100, 9) % 9
+        return Examples(Sequences.from_matrix(ids), np.arange(100) % 2)
+
+
+klformer.register_attention("misshapen", Misshapen, "a result of another shape")
+"""
