@@ -75,6 +75,8 @@ def check_regular(path: Path) -> Path:
     Raises:
         FileError: it is one; what is not there is for the reader to say.
     """
+    if "\0" in str(path):
+        raise FileError(f"no file can be named {str(path)!r}")
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileError(
             f"{path} must be a regular file, not a {_KINDS.get(stat.S_IFMT(path.stat().st_mode), 'device')}"

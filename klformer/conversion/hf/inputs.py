@@ -91,6 +91,7 @@ def make_batches(
         raise ConversionError(f"{type(model).__name__} predicts masked tokens, and its tokenizer has no mask token")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    size = model.get_input_embeddings().get_parameter("weight").shape[0]
     order = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     batches: list[Batch] = []
@@ -105,17 +106,10 @@ def make_batches(
                 return_special_tokens_mask=predicts_masked,
             )
             inputs: dict[str, Tensor] = dict(given)
-            _check_ids(inputs["input_ids"], model)
+            if (highest := int(inputs["input_ids"].max())) >= size:
+                raise ConversionError(f"the tokenizer gives the id {highest}, and the model has {size} tokens")
             batches.append(_masked(inputs, tokenizer.mask_token_id, generator) if predicts_masked else inputs)
     return batches
-
-
-def _check_ids(ids: Tensor, model: PreTrainedModel) -> None:
-    size = model.get_input_embeddings().weight.shape[0]
-    if (highest := int(ids.max())) >= size:
-        raise ConversionError(
-            f"the tokenizer gives the id {highest}, and the model has {size} tokens: they do not belong together"
-        )
 
 
 def _groups(texts: Sequence[str], batch_size: int, order: random.Random) -> list[list[str]]:
