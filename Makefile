@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test run lint docs evidence figures install clean
+.PHONY: test run lint docs docs-check evidence figures install clean
 
 install: .venv/installed
 
@@ -19,8 +19,14 @@ install: .venv/installed
 	touch $@
 
 # One process with one thread for each core: the tests are many small problems.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+	$(PYTEST) --ignore tests/docs
+
+# What pages say: sentences, links, tables and figures as the data has them, and every block of code is run.
+docs-check: docs
+	$(PYTEST) tests/docs
 
 # A small softmax model is trained, and its attention replaced by a fixed kernel and by kernels that are learned from it.
 run: .venv/run-installed

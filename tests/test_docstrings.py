@@ -24,7 +24,7 @@ from klformer.kernels import SPECTRA
 from klformer.lab.tasks import TASKS
 from klformer.ops.spectral_product import BACKENDS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 REFERENCE = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
 LISTED = re.findall(r"^::: (\S+)$", REFERENCE, flags=re.MULTILINE)
 #: Packages whose names are for users, all of them.
