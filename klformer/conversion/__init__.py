@@ -7,13 +7,4 @@ from klformer.conversion.learning import fit
 from klformer.conversion.planning import plan
 from klformer.conversion.saving import load_converted
 
-__all__ = [
-    "Conversion",
-    "ConversionConfig",
-    "ConversionError",
-    "certify",
-    "convert",
-    "fit",
-    "load_converted",
-    "plan",
-]
+__all__ = ["Conversion", "ConversionConfig", "ConversionError", "certify", "convert", "fit", "load_converted", "plan"]

@@ -196,6 +196,6 @@ def _notes(fitted: Fitted) -> tuple[str, ...]:
         notes.append(f"{left_out} of {total} layers were left out and are what they were")
     if kept:
         notes.append(f"{kept} layers stay softmax: time and memory of the model are quadratic in the length")
-        if fitted.plan.config.finetune_steps:
-            notes.append("the linear figures are those before fine-tuning, which trained the model with softmax layers")
+        if fitted.plan.config.align_steps + fitted.plan.config.finetune_steps:
+            notes.append("the linear figures are those before the stages that trained the model with softmax layers")
     return tuple(notes)

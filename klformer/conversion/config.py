@@ -39,6 +39,10 @@ class ConversionConfig(Config):
     error_budget: float = Field(0.1, gt=0)
     """Largest error of a layer, for an attention with num_frequencies=auto."""
 
+    align_steps: int = Field(0, ge=0)
+    """Steps after that in which the kernels alone learn, all together, what the teacher's layers give: errors of layers
+    that add up."""
+
     finetune_steps: int = Field(0, ge=0)
     """Steps of distillation of the teacher's answers after that."""
 
@@ -64,6 +68,11 @@ class ConversionConfig(Config):
 
     seed: int = 0
     """Seed of everything that is random."""
+
+    @property
+    def all_steps(self) -> int:
+        """Batches that are learned from, one after the other."""
+        return self.steps + self.align_steps + self.finetune_steps
 
     @field_validator("keep_softmax")
     @classmethod

@@ -5,11 +5,12 @@
     layers           the same of what every layer gives, the mean over the layers, in addition
     labels           cross-entropy of what is right, in addition, if it is given a weight
 
-What is trained is the kernels alone, or all weights with the kernels in a group of their own.
+What is trained is the kernels alone, or all weights with the kernels in a group of their own. Before that, kernels can
+be aligned: trained on what the layers give, and nothing else.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from klformer.conversion.resume import State, Store
 
 #: Kernels learn so many times faster than other weights.
 KERNEL_RATE_FACTOR = 10.0
+#: In alignment, of the rate at which they are fitted.
+ALIGN_RATE_FACTOR = 0.2
 #: What a token weighs that no label asks about, beside one that a label does.
 WEIGHT_UNASKED = 0.1
 MAX_NORM = 1.0
@@ -35,6 +38,7 @@ def distil(
     student: Host,
     plan: Plan,
     mechanisms: Mapping[str, AttentionMechanism],
+    stage: Literal["align", "distil"] = "distil",
     *,
     progress: Progress | None = None,
     store: Store | None = None,
@@ -46,13 +50,17 @@ def distil(
 
     Args:
         mechanisms: The attentions in the student that were converted.
+        stage: What is done: kernels are aligned, or the answers are distilled.
         before: What is to be known of the stages before when it is gone on with, for JSON.
     """
     config, teacher = plan.config, plan.teacher
-    steps, rate, first_step = config.finetune_steps, config.finetune_learning_rate, config.steps
+    steps, rate, first_step = config.finetune_steps, config.finetune_learning_rate, config.steps + config.align_steps
+    kernel_rate, aligns = rate * KERNEL_RATE_FACTOR, stage == "align"
+    if aligns:
+        steps, kernel_rate, first_step = config.align_steps, config.learning_rate * ALIGN_RATE_FACTOR, config.steps
     kernels = [p for mechanism in mechanisms.values() for p in mechanism.parameters() if p.requires_grad]
-    groups = [{"params": kernels, "peak": rate * KERNEL_RATE_FACTOR}]
-    if config.finetune == "all":
+    groups = [{"params": kernels, "peak": kernel_rate}]
+    if config.finetune == "all" and not aligns:
         known = {id(p) for p in kernels}
         others = [p for p in student.model.parameters() if p.requires_grad and id(p) not in known]
         groups.append({"params": others, "peak": rate})
@@ -60,7 +68,7 @@ def distil(
     everything = [p for group in optimiser.param_groups for p in group["params"]]
     every = max(1, steps // REPORTS)
     first = 0
-    if store is not None and (state := store.load()) is not None and state.stage == "distil":
+    if store is not None and (state := store.load()) is not None and state.stage == stage:
         first = state.step
         _restore(student.model, optimiser, state.tensors)
     for step in range(first, steps):
@@ -69,9 +77,15 @@ def distil(
         with torch.no_grad():
             right = teacher.run(batch, hidden=True)
         answer = student.run(batch, hidden=True)
-        away = distance(student, batch, answer, right)
-        loss = away + hidden_distance(student, batch, answer, right)
-        if config.label_weight and (asked := asked_about(student, batch, answer, causal=plan.causal)) is not None:
+        away = loss = hidden_distance(student, batch, answer, right)
+        if not aligns:
+            away = distance(student, batch, answer, right)
+            loss = away + loss
+        if (
+            config.label_weight
+            and not aligns
+            and (asked := asked_about(student, batch, answer, causal=plan.causal)) is not None
+        ):
             loss = loss + config.label_weight * asked.loss()
         optimiser.zero_grad(set_to_none=True)
         gradients = torch.autograd.grad(loss, everything, allow_unused=True)
@@ -86,9 +100,9 @@ def distil(
             if store is not None:
                 # Weights that are shared are there once.
                 weights = {f"model.{name}": value for name, value in _weights_and_buffers(student.model).items()}
-                store.save(State("distil", step + 1, weights | averages_of(optimiser), dict(before or {})))
+                store.save(State(stage, step + 1, weights | averages_of(optimiser), dict(before or {})))
             if progress is not None:
-                progress("distil", step + 1, steps, float(away.detach()))
+                progress(stage, step + 1, steps, float(away.detach()))
 
 
 @torch.no_grad()

@@ -36,12 +36,9 @@ class Learned:
 
     def for_json(self) -> dict[str, Any]:
         """All but the parameters."""
-        return {
-            "records": {name: record.model_dump(mode="json") for name, record in self.records.items()},
-            "at_start": {name: error.tolist() for name, error in self.at_start.by_site.items()},
-            "fitted": {name: error.tolist() for name, error in self.fitted.by_site.items()},
-            "chosen_by": {name: error.tolist() for name, error in self.chosen_by.by_site.items()},
-        }
+        errors = {"at_start": self.at_start, "fitted": self.fitted, "chosen_by": self.chosen_by}
+        lists = {key: {name: error.tolist() for name, error in each.by_site.items()} for key, each in errors.items()}
+        return {"records": {name: record.model_dump(mode="json") for name, record in self.records.items()}} | lists
 
     @staticmethod
     def from_json(content: Mapping[str, Any], device: torch.device) -> "Learned":
@@ -104,7 +101,7 @@ def fit(plan: Plan, *, state_file: str | Path | None = None, progress: Progress 
     config, student = plan.config, host_of(copy.deepcopy(plan.teacher.model))
     store = None if state_file is None else Store(Path(state_file), _settings(plan))
     resumed = None if store is None else store.load()
-    before = resumed.rest if resumed is not None and resumed.stage == "distil" else None
+    before = resumed.rest if resumed is not None and resumed.stage != "fit" else None
     with evaluating(plan.teacher.model), evaluating(student.model):
         if before is not None:
             learned = Learned.from_json(before["learned"], next(student.model.parameters()).device)
@@ -118,10 +115,13 @@ def fit(plan: Plan, *, state_file: str | Path | None = None, progress: Progress 
             linear = figures(student, plan.teacher, batches.held_out, causal=plan.causal)
         student.remove(kept)
         fitted = Fitted(plan, student, learned, kept, linear, seconds, processor_began, resumed is not None)
+        known: Any = {"progress": progress, "store": store, "before": {"learned": learned.for_json(), "linear": linear}}
+        if config.align_steps and (resumed is None or resumed.stage != "distil"):
+            distil(student, plan, fitted.trained, "align", **known)
+            seconds["align"] = time.perf_counter() - began - sum(seconds.values())
         if config.finetune_steps:
-            rest = {"learned": learned.for_json(), "linear": linear}
-            distil(student, plan, fitted.trained, progress=progress, store=store, before=rest)
-            seconds["finetune"] = time.perf_counter() - began - seconds["fit"]
+            distil(student, plan, fitted.trained, **known)
+            seconds["finetune"] = time.perf_counter() - began - sum(seconds.values())
     return fitted
 
 

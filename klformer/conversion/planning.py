@@ -95,7 +95,7 @@ def plan(
     if config.max_positions is not None:
         teacher = host_of(copy.deepcopy(model))
         teacher.extend_positions(config.max_positions, config.extension)
-    data = Batches(batches, evaluation, choosing, steps=config.steps + config.finetune_steps, seed=config.seed)
+    data = Batches(batches, evaluation, choosing, steps=config.all_steps, seed=config.seed)
     batch = data.held_out[0]
     with evaluating(teacher.model):
         sites = teacher.sites(batch)

@@ -14,7 +14,7 @@ from klformer.errors import FileError
 from klformer.files import replacing
 
 ENTRY = "klformer"
-Stage = Literal["fit", "distil"]
+Stage = Literal["fit", "align", "distil"]
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,24 @@ ARGUMENTS = ["--attention", "atoms-prf:num_frequencies=8", "--batch-size", "4", 
 
 
 def test_convert(folder, home, capsys):
-    main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS, "--finetune-steps", "2"])
+    main(
+        [
+            "convert",
+            "bert",
+            "--data",
+            "texts.txt",
+            "--out",
+            "linear",
+            *ARGUMENTS,
+            "--align-steps",
+            "2",
+            "--finetune-steps",
+            "2",
+        ]
+    )
     said = capsys.readouterr().out
     assert "fit 6/6" in said
+    assert "align 2/2" in said
     assert "distil 2/2" in said
     certificate = json.loads((home / "linear/certificate.json").read_text())
     assert {"accuracy", "agreement"} <= set(certificate["linear"])
@@ -105,16 +120,22 @@ def test_goes_on_bit_for_bit(tmp_path, monkeypatch):
         convert(model, data, **arguments, state_file=state)
 
 
-@pytest.mark.parametrize("keep_softmax", [0, 1])
-def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax):
+@pytest.mark.parametrize(("keep_softmax", "stage"), [(0, "align"), (1, "distil")])
+def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax, stage):
     model, data = ENCODERS["bert"]().eval(), batches("bert", 12)
-    arguments = {"options": {"num_frequencies": "auto"}, "steps": 2, "finetune_steps": 6, "error_budget": 5.0}
+    arguments = {
+        "options": {"num_frequencies": "auto"},
+        "steps": 2,
+        "align_steps": 6,
+        "finetune_steps": 6,
+        "error_budget": 5.0,
+    }
     arguments["keep_softmax"] = keep_softmax
     expected = convert(model, data, **arguments)
     state = tmp_path / "fit.safetensors"
 
-    def interrupt(stage, step, steps, error):
-        if stage == "distil" and step == 4:
+    def interrupt(now, step, steps, error):
+        if (now, step) == (stage, 4):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -123,7 +144,8 @@ def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax):
         convert(model, data, **{**arguments, "finetune_steps": 7}, state_file=state)
     seen = []
     again = convert(model, data, **arguments, state_file=state, progress=lambda *said: seen.append(said[:2]))
-    assert seen == [("distil", 5), ("distil", 6)]
+    assert seen[:2] == [(stage, 5), (stage, 6)]
+    assert seen[2:] == ([("distil", step) for step in range(1, 7)] if stage == "align" else [])
     for name, value in expected.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
     for part in ("layers", "teacher", "linear", "hybrid"):

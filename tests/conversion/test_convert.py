@@ -154,6 +154,23 @@ def test_fine_tuning_brings_answers_nearer(finetune):
     assert same == (finetune == "kernels")
 
 
+def test_alignment_brings_layers_nearer_and_trains_kernels_alone():
+    model, data = FAMILIES["bert"]().eval(), batches("bert", 30)
+    away = []
+    for align_steps in (0, 40):
+        made = convert(model, data, options={"num_frequencies": 4}, steps=20, align_steps=align_steps, finetune="all")
+        host, teacher, errors = TransformersHost(model), model, []
+        for each in data[:3]:
+            with torch.no_grad():
+                ours, right = (m(**each, output_hidden_states=True).hidden_states[1:] for m in (made.model, teacher))
+            answers = [Answer(hidden[-1], False, tuple(hidden)) for hidden in (ours, right)]
+            errors.append(distil.hidden_distance(host, each, *answers))
+        away.append(torch.stack(errors).mean().item())
+        changed = {name for name, value in model.state_dict().items() if not made.model.state_dict()[name].equal(value)}
+        assert not changed
+    assert away[1] < 0.9 * away[0]
+
+
 def test_labels_can_be_learned_beside_the_answers():
     """Labels that the teacher does not know, the same word everywhere: with a weight for labels it is learned."""
     model = FAMILIES["bert"]().eval()

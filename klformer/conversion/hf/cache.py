@@ -27,13 +27,6 @@ class KernelCache(Cache):
 
     Args:
         model: The model. Its layers that stay softmax keep all their keys and values.
-
-    Examples:
-        >>> import klformer, transformers  # doctest: +SKIP
-        >>> from klformer.conversion.hf import KernelCache  # doctest: +SKIP
-        >>> model = transformers.AutoModelForCausalLM.from_pretrained("gpt2-linear")  # doctest: +SKIP
-        >>> cache = KernelCache(model)  # doctest: +SKIP
-        >>> scores = model(**first_tokens, past_key_values=cache).logits  # doctest: +SKIP
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

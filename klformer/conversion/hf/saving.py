@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import transformers
 from safetensors import SafetensorError
@@ -18,13 +18,7 @@ from klformer.files import read_json, write_text, writing
 MODULES, SETTINGS = "modules.json", ("sentence_*_config.json", "config_sentence_transformers.json")
 
 
-class Tokenizer(Protocol):
-    """What can be saved beside a model."""
-
-    def save_pretrained(self, folder: str) -> Any: ...
-
-
-def save_folder(model: nn.Module, folder: Path, tokenizer: Tokenizer | None) -> None:
+def save_folder(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     """Write a model as a folder of transformers; pooling and the like of sentence-transformers come with it."""
     assert isinstance(model, PreTrainedModel)
     with writing(folder):

@@ -63,10 +63,9 @@ def run(options: Convert) -> None:
         raise ArgumentError(f"{options.out} has a converted model already: give another --out")
     model, tokenizer = load_teacher(options.model)
     longest = options.max_positions or longest_input(model) or options.max_length
-    steps = options.steps + options.finetune_steps
     held_out, choosing, texts = split_texts(
         read_texts(options.data, options.column),
-        count=steps + 2 * MAX_HELD_OUT,
+        count=options.all_steps + 2 * MAX_HELD_OUT,
         batch_size=options.batch_size,
         seed=options.seed,
     )
@@ -84,7 +83,7 @@ def run(options: Convert) -> None:
     )
     conversion = convert(
         model,
-        batches_of(texts, count=steps),
+        batches_of(texts, count=options.all_steps),
         evaluation=batches_of(held_out),
         choosing=batches_of(choosing),
         attention=options.attention,
@@ -103,6 +102,7 @@ def _say(stage: str, step: int, steps: int, error: float) -> None:
     words = {
         "fit": "error of attention",
         "prune": "frequencies left; error of attention",
+        "align": "distance from what the teacher's layers give",
         "distil": "distance from the teacher",
     }[stage]
     print(f"{stage} {step}/{steps}  {words} {error:.4g}", flush=True)
