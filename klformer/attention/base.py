@@ -57,22 +57,15 @@ class AttentionSizes:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an attention can do, known without building one."""
+    """What an attention can do, known without building one: each as `AttentionMechanism` has it."""
 
-    #: Query i can be kept from seeing keys after i.
     causal: bool
-    #: Sequences can be decoded step by step with a state.
     decoding: bool
-    #: Keys may come from another sequence than queries.
     cross: bool
-    #: Keys may have log-weights.
     key_bias: bool
-    #: Parameters depend on the length, so that max_len must be given.
     needs_max_len: bool
-    #: Whether queries and keys have any effect. A layer makes no projections for what is not used.
     uses_queries: bool
     uses_keys: bool
-    #: How the time grows with the length L.
     cost: str
 
 

@@ -19,8 +19,6 @@ from klformer.errors import ArgumentError
 from klformer.ops.blocks import attend_blocks, block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.softmax_attention import hide
 
-LAYOUTS = ("blocks", "sliding", "strided")
-
 
 class LocalAttention(AttentionMechanism):
     """Attention inside blocks.
@@ -47,11 +45,10 @@ class LocalAttention(AttentionMechanism):
     ) -> None:
         super().__init__(sizes)
         check_count("block_size", block_size)
-        check_choice("layout", layout, LAYOUTS)
+        check_choice("layout", layout, ("blocks", "sliding", "strided"))
         if layout == "strided" and sizes.max_len is None:
             raise ArgumentError("layout='strided' needs max_len: a block is every n-th token, n = max_len / block_size")
-        self.block_size = block_size
-        self.layout = layout
+        self.block_size, self.layout = block_size, layout
 
     @classmethod
     def capabilities(cls, **options: Any) -> Capabilities:

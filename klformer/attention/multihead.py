@@ -9,7 +9,7 @@ from klformer.attention.base import AttentionMechanism
 from klformer.attention.spec import AttentionSpec
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
-from klformer.ops.rotary import rotate
+from klformer.ops.rotary import places, rotate
 from klformer.ops.spectral_product.parts import Parts
 
 
@@ -18,7 +18,7 @@ class MultiheadState:
     """What a layer carries in decoding: the state of its attention, and how many tokens it has absorbed."""
 
     inner: Any
-    num_tokens: int
+    num_tokens: int | Tensor  # (B,) where positions are rotary, and a mask left some out
 
 
 class MultiheadAttention(nn.Module):
@@ -36,8 +36,9 @@ class MultiheadAttention(nn.Module):
         max_len: Longest sequence; only some attentions need it.
         bias: Whether the projections have a bias.
         causal: The layer will be used causally: refuse an attention that can't be.
-        rotary: Rotate queries and keys by their position, see `ops.rotary`. For self-attention: a memory must be the
-            sequence that begins with x. If D is odd, the last channel is left alone.
+        rotary: Rotate queries and keys by their position, see `ops.rotary`; what a mask leaves out takes no position.
+            For self-attention: a memory must be the sequence that begins with x. If D is odd, the last channel is left
+            alone.
 
     Raises:
         ArgumentError: sizes do not fit, or the attention can't do what is asked for.
@@ -94,8 +95,12 @@ class MultiheadAttention(nn.Module):
         )
         if causal and not self.mechanism.supports_causal:
             raise ArgumentError(f"attention {spec.name!r} has no causal form")
-        if rotary:
-            _check_rotary(spec.name, self.mechanism)
+        if rotary and not (self.mechanism.uses_queries or self.mechanism.uses_keys):
+            raise ArgumentError(
+                f"attention {spec.name!r} looks at neither queries nor keys: no rotary positions for it"
+            )
+        if rotary and head_dim < 2:
+            raise ArgumentError(f"rotary positions need a head_dim of at least 2, got {head_dim}")
         self.num_heads = num_heads
         self.causal = causal
         self.rotary = rotary
@@ -131,15 +136,17 @@ class MultiheadAttention(nn.Module):
                 )
         if self.mechanism.parts is not None:
             return self._attend_in_parts(x, source, key_mask, self.mechanism.parts)
-        q, k, v = self._queries(x, 0), self._keys(source, 0), self._split(self.value(source))
+        positions = self._positions(source, 0, key_mask)
+        q, (k, v) = self._heads(self.query, x, positions), self._pair(source, positions)
         return self._merge(self.mechanism(q, k, v, key_mask=key_mask, causal=self.causal))
 
     def _attend_in_parts(self, x: Tensor, source: Tensor, key_mask: Tensor | None, parts: Parts) -> Tensor:
         """`forward` for this part of a sequence: keys first, so that queries are made while sums are under way."""
-        first = parts.first_position(source.shape[1], source.device) if self.rotary else 0
-        k, v = self._keys(source, first), self._split(self.value(source))
+        count: int | Tensor = source.shape[1] if key_mask is None else key_mask.sum(1)
+        positions = self._positions(source, parts.before(count, source.device) if self.rotary else 0, key_mask)
+        k, v = self._pair(source, positions)
         begun = self.mechanism.begin(k, v, key_mask=key_mask, causal=self.causal)
-        return self._merge(self.mechanism.finish(begun, self._queries(x, first)))
+        return self._merge(self.mechanism.finish(begun, self._heads(self.query, x, positions)))
 
     def initial_state(self, batch_size: int) -> MultiheadState:
         """The state of decoding before the first token. `absorb` and `step` leave it as it is and give another.
@@ -176,11 +183,12 @@ class MultiheadAttention(nn.Module):
         Raises:
             ArgumentError: the attention has no states.
         """
-        k, v = self._keys(tokens, state.num_tokens), self._split(self.value(tokens))
+        positions = self._positions(tokens, state.num_tokens, key_mask)
+        k, v = self._pair(tokens, positions)
         inner = self.mechanism.absorb(state.inner, k, v, key_mask=key_mask)
-        return MultiheadState(inner, state.num_tokens + tokens.shape[1])
+        return MultiheadState(inner, state.num_tokens + self._count(tokens, key_mask))
 
-    def read(self, state: MultiheadState, x: Tensor) -> Tensor:
+    def read(self, state: MultiheadState, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Attend from x to all that the state has absorbed.
 
         With rotary positions x has those of the last L tokens that were absorbed.
@@ -188,6 +196,7 @@ class MultiheadAttention(nn.Module):
         Args:
             state: It stays as it is.
             x: (B, L, model_dim).
+            key_mask: (B, L), True = keep: that with which they were absorbed.
 
         Returns:
             (B, L, model_dim).
@@ -195,13 +204,14 @@ class MultiheadAttention(nn.Module):
         Raises:
             ArgumentError: positions are rotary, and fewer than L tokens were absorbed; or the attention has no states.
         """
-        first = state.num_tokens - x.shape[1]
-        if self.rotary and first < 0:
+        first = state.num_tokens - self._count(x, key_mask)
+        if self.rotary and (bool((first < 0).any()) if isinstance(first, Tensor) else first < 0):
             raise ArgumentError(
                 f"rotary positions: {x.shape[1]} tokens read from a state that has absorbed {state.num_tokens}; "
                 "absorb a token before it reads"
             )
-        return self._merge(self.mechanism.read(state.inner, self._queries(x, first)))
+        q = self._heads(self.query, x, self._positions(x, first, key_mask))
+        return self._merge(self.mechanism.read(state.inner, q))
 
     def merge(self, first: MultiheadState, second: MultiheadState) -> MultiheadState:
         """The state of two memories that were absorbed apart, as that of one after the other.
@@ -234,10 +244,10 @@ class MultiheadAttention(nn.Module):
         Raises:
             ArgumentError: the attention is no kernel attention.
         """
-        first = state.num_tokens
-        q, k, v = self._queries(x, first), self._keys(x, first), self._split(self.value(x))
-        heads, inner = self.mechanism.extend(state.inner, q, k, v, key_mask=key_mask)
-        return self._merge(heads), MultiheadState(inner, first + x.shape[1])
+        positions = self._positions(x, state.num_tokens, key_mask)
+        q = self._heads(self.query, x, positions)
+        heads, inner = self.mechanism.extend(state.inner, q, *self._pair(x, positions), key_mask=key_mask)
+        return self._merge(heads), MultiheadState(inner, state.num_tokens + self._count(x, key_mask))
 
     def step(self, x: Tensor, state: MultiheadState) -> tuple[Tensor, MultiheadState]:
         """One token of causal self-attention.
@@ -252,24 +262,33 @@ class MultiheadAttention(nn.Module):
         Raises:
             ArgumentError: there is more than one token, or the attention can't decode step by step.
         """
-        q, k = self._queries(x, state.num_tokens), self._keys(x, state.num_tokens)
-        heads, inner = self.mechanism.step(q, k, self._split(self.value(x)), state.inner)
+        positions = self._positions(x, state.num_tokens, None)
+        heads, inner = self.mechanism.step(
+            self._heads(self.query, x, positions), *self._pair(x, positions), state.inner
+        )
         return self._merge(heads), MultiheadState(inner, state.num_tokens + 1)
 
-    def _queries(self, x: Tensor, first_position: int | Tensor) -> Tensor:
-        return self._nothing(x) if self.query is None else self._placed(self.query(x), first_position)
+    def _count(self, x: Tensor, key_mask: Tensor | None) -> int | Tensor:
+        """How many positions tokens take."""
+        return x.shape[1] if key_mask is None or not self.rotary else key_mask.sum(1)
 
-    def _keys(self, x: Tensor, first_position: int | Tensor) -> Tensor:
-        return self._nothing(x) if self.key is None else self._placed(self.key(x), first_position)
+    def _positions(self, x: Tensor, first: int | Tensor, key_mask: Tensor | None) -> Tensor | None:
+        """Positions of tokens (B, L, .), broadcastable to (B, H, L); None if they have no effect."""
+        if not self.rotary:
+            return None
+        found = places(x.shape[1], key_mask, first=first, device=x.device)
+        return found.unsqueeze(1) if found.dim() == 2 else found
 
-    def _placed(self, x: Tensor, first_position: int | Tensor) -> Tensor:
-        """(B, L, H D) -> (B, H, L, D), rotated if positions are rotary."""
-        heads = self._split(x)
-        return rotate(heads, first_position) if self.rotary else heads
+    def _heads(self, projection: nn.Linear | None, x: Tensor, positions: Tensor | None) -> Tensor:
+        """(B, L, model_dim) -> (B, H, L, D), rotated by the first L positions; without memory if nobody looks at it."""
+        if projection is None:
+            return x.new_zeros(()).expand(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
+        heads = self._split(projection(x))
+        return heads if positions is None else rotate(heads, positions[..., : x.shape[1]])
 
-    def _nothing(self, x: Tensor) -> Tensor:
-        """The shape (B, H, L, D) of what the mechanism does not look at, without its memory."""
-        return x.new_zeros(()).expand(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
+    def _pair(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens."""
+        return self._heads(self.key, x, positions), self._split(self.value(x))
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, L, H D) -> (B, H, L, D)."""
@@ -278,13 +297,6 @@ class MultiheadAttention(nn.Module):
     def _merge(self, heads: Tensor) -> Tensor:
         """(B, H, L, E) -> (B, L, model_dim)."""
         return self.out(heads.transpose(1, 2).flatten(-2).to(self.out.weight.dtype))
-
-
-def _check_rotary(name: str, mechanism: AttentionMechanism) -> None:
-    if not (mechanism.uses_queries or mechanism.uses_keys):
-        raise ArgumentError(f"attention {name!r} looks at neither queries nor keys: rotary positions say nothing to it")
-    if mechanism.head_dim < 2:
-        raise ArgumentError(f"rotary positions need a head_dim of at least 2, got {mechanism.head_dim}")
 
 
 def _projection(inputs: int, outputs: int, bias: bool) -> nn.Linear:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from klformer.checks import check_choice, check_count, check_probability
 from klformer.errors import ArgumentError
+from klformer.ops.rotary import places
 from klformer.ops.spectral_product.parts import Parts, beyond_the_ends
 
 
@@ -191,7 +192,7 @@ class SequenceEmbedding(nn.Module):
             raise ArgumentError(
                 f"offset is for decoding, which has no CLS token; build with cls=False, got offset={offset}"
             )
-        first = self._first_position(inputs, offset)
+        first = self._first_position(inputs, key_mask, offset)
         x = self.inputs(inputs)
         if self.types is not None:
             x = x + self.types[self._types(inputs)]
@@ -204,23 +205,23 @@ class SequenceEmbedding(nn.Module):
             if key_mask is not None:
                 key_mask = torch.cat([key_mask.new_ones(cls.shape[:2]), key_mask], dim=1)
         if self.positions is not None:
-            x = x + self.positions[first : first + x.shape[1]]
+            x = x + nn.functional.embedding(places(x.shape[1], key_mask, first=first, device=x.device), self.positions)
         return self.dropout(x), key_mask
 
-    def _first_position(self, inputs: Tensor, offset: int) -> int:
-        """The position of the first vector that is made here, CLS included.
+    def _first_position(self, inputs: Tensor, key_mask: Tensor | None, offset: int) -> int | Tensor:
+        """The position of the first vector that is made here, CLS included; (B,) by a mask of a sequence in parts.
 
         Raises:
             ArgumentError: the sequence, of all parts if it is in parts, is too long.
         """
-        end = offset + inputs.shape[1]
-        if self.parts is not None:
-            lengths = self.parts.lengths(inputs.shape[1], inputs.device).tolist()
-            end = offset + sum(lengths)
-            offset += sum(lengths[: self.parts.index]) + int(self.cls_token is not None and not self.holds_cls)
+        length = inputs.shape[1]
+        end = offset + (length if self.parts is None else sum(self.parts.lengths(length, inputs.device).tolist()))
         if end > self.max_len:
             raise ArgumentError(f"sequence of {end} tokens is longer than max_len={self.max_len}")
-        return offset
+        if self.parts is None:
+            return offset
+        before = self.parts.before(length if key_mask is None else key_mask.sum(1), inputs.device)
+        return before + offset + int(self.cls_token is not None and not self.holds_cls)
 
     @property
     def holds_cls(self) -> bool:

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -87,12 +87,12 @@ def _bidirectional(
             masks.append(key_mask)
             state = _absorb(layers[0], state, x, key_mask)
         for index, layer in enumerate(layers):
-            state_here, state, position = state, None, 0
+            state_here, state, position = state, None, cast("int | Tensor", 0)
             for number, key_mask in enumerate(masks):
                 assert state_here is not None, "there is a chunk"
                 x = stored[number]
-                position += x.shape[1]
-                x = layer.attend_to(MultiheadState(state_here.inner, position), x)
+                position = position + (x.shape[1] if key_mask is None else key_mask.sum(1))
+                x = layer.attend_to(MultiheadState(state_here.inner, position), x, key_mask)
                 if index + 1 == len(layers):
                     yield encoder.norm(x)
                 else:

@@ -73,9 +73,9 @@ class TransformerLayer(nn.Module):
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
-    def attend_to(self, state: MultiheadState, x: Tensor) -> Tensor:
+    def attend_to(self, state: MultiheadState, x: Tensor, key_mask: Tensor | None) -> Tensor:
         """The layer at x (B, L, model_dim), with all keys absorbed in a state already; without a memory."""
-        x = x + self.dropout(self.self_attention.read(state, self.self_norm(x)))
+        x = x + self.dropout(self.self_attention.read(state, self.self_norm(x), key_mask=key_mask))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
     def extend(self, x: Tensor, state: MultiheadState, key_mask: Tensor | None) -> tuple[Tensor, MultiheadState]:
@@ -178,7 +178,7 @@ class _Stack(nn.Module):
         if num_outputs is not None and num_outputs < 0:
             raise ArgumentError(f"num_outputs must be at least 0, got {num_outputs}")
         if num_outputs is not None and self.parts is not None:
-            first = int(self.parts.first_position(x.shape[1], x.device))
+            first = int(self.parts.before(x.shape[1], x.device))
             num_outputs = min(max(num_outputs - first, 0), x.shape[1])
         for index, layer in enumerate(self.layers):
             wanted = num_outputs if index == len(self.layers) - 1 else None

@@ -11,20 +11,35 @@ import torch
 from torch import Tensor
 
 
-def rotate(x: Tensor, first_position: int | Tensor = 0) -> Tensor:
+def places(length: int, key_mask: Tensor | None = None, *, first: int | Tensor = 0, device: torch.device) -> Tensor:
+    """Return the positions of tokens, (L,), or (B, L) by a mask: what it leaves out takes none, wherever it is.
+
+    Args:
+        length: L.
+        key_mask: (B, L), True = keep.
+        first: Position of the first token: one for all, or (B,).
+        device: Where they are wanted.
+    """
+    offsets = torch.arange(length, device=device) if key_mask is None else key_mask.long().cumsum(1) - 1
+    found = offsets + (first.unsqueeze(-1) if isinstance(first, Tensor) and first.dim() else first)
+    return found if key_mask is None else found.clamp(min=0)
+
+
+def rotate(x: Tensor, positions: int | Tensor = 0) -> Tensor:
     """Rotate every token of x (..., L, D) by its position, in float32 at least.
 
     Args:
-        first_position: Position of x[..., 0, :]; the others follow.
+        positions: Of all tokens, broadcastable to (..., L); or of x[..., 0, :], which the others follow.
 
     Returns:
         (..., L, D), of the type of x.
     """
-    length, half = x.shape[-2], x.shape[-1] // 2
+    half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
-    positions = (torch.arange(length, device=x.device) + first_position).to(dtype)
+    if isinstance(positions, int):
+        positions = places(x.shape[-2], first=positions, device=x.device)
     rates = torch.exp(torch.arange(half, device=x.device).to(dtype) * (-math.log(10_000.0) / max(half, 1)))
-    angles = positions.unsqueeze(1) * rates  # (L, D/2)
+    angles = positions.to(dtype).unsqueeze(-1) * rates  # (..., L, D/2)
     cos, sin = angles.cos(), angles.sin()
     a, b, rest = x[..., :half].to(dtype), x[..., half : 2 * half].to(dtype), x[..., 2 * half :].to(dtype)
     return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1).to(x.dtype)

@@ -79,6 +79,46 @@ def test_padding_changes_nothing(name):
     torch.testing.assert_close(model(padded, key_mask=key_mask)[:, :LENGTH], model(x), atol=1e-10, rtol=1e-10)
 
 
+def in_front(x):
+    """Tokens with others in front of them, 0, 2 and 5 in a batch of three, and their mask."""
+    place, first = torch.arange(x.shape[1] + 5), torch.tensor([[0], [2], [5]])
+    mask = (place >= first) & (place < first + x.shape[1])
+    padded = x.new_full((*mask.shape, x.shape[2]), 1e3)
+    padded[mask] = x.flatten(0, 1)
+    return padded, mask
+
+
+@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_padding_in_front_changes_nothing(name, causal):
+    model = TransformerEncoder(config(name), causal=causal).double().eval()
+    x = torch.randn(3, LENGTH, DIM, dtype=torch.float64)
+    padded, mask = in_front(x)
+    torch.testing.assert_close(model(padded, key_mask=mask)[mask], model(x).flatten(0, 1), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_a_prompt_with_padding_in_front_goes_on_where_it_ends(name):
+    attention, x = layer(name, causal=True).eval(), torch.randn(3, LENGTH, 12, dtype=torch.float64)
+    prompt, mask = in_front(x[:, :9])
+    whole = attention(x)
+    state = attention.absorb(attention.initial_state(3), prompt, key_mask=mask)
+    torch.testing.assert_close(attention.read(state, x[:, 8:9]), whole[:, 8:9], atol=1e-10, rtol=1e-10)
+    for t in range(9, LENGTH):
+        out, state = attention.step(x[:, t : t + 1], state)
+        torch.testing.assert_close(out, whole[:, t : t + 1], atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_classifier_counts_positions_from_the_first_token(positions, pooling):
+    sizes = ModelConfig(model_dim=12, num_layers=2, num_heads=2, ffn_dim=16, positions=positions, pooling=pooling)
+    model = build_classifier(sizes, AttentionSpec(name="gmm-prf"), vocab_size=7, max_len=20, num_outputs=2).eval()
+    tokens = torch.randint(1, 7, (1, 9))
+    padded = torch.cat([tokens.new_zeros(1, 4), tokens, tokens.new_zeros(1, 3)], 1)
+    torch.testing.assert_close(model(padded, padded > 0), model(tokens), atol=1e-5, rtol=1e-5)
+
+
 @every_rotated
 @pytest.mark.parametrize("num_outputs", [1, 3])
 def test_the_last_layer_can_leave_out_what_nobody_asks_for(name, num_outputs):

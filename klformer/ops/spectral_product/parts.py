@@ -68,9 +68,9 @@ class Parts(ABC):
         """Return how long the parts are, (count,)."""
         return self.gather(torch.tensor(length, device=device))
 
-    def first_position(self, length: int, device: torch.device) -> Tensor:
-        """Return where a part of this length begins in the whole sequence, ()."""
-        return self.lengths(length, device)[: self.index].sum()
+    def before(self, count: int | Tensor, device: torch.device) -> Tensor:
+        """Return the sum of the counts of the parts before this one: its length, (), or one for each sequence, (B,)."""
+        return self.gather(torch.as_tensor(count, device=device))[: self.index].sum(0)
 
 
 def beyond_the_ends(x: Tensor, reach: int, parts: Parts) -> tuple[Tensor, Tensor]:
