@@ -63,6 +63,16 @@ def test_the_model_that_is_given_is_left_as_it_is():
     assert model.config.attention_probs_dropout_prob == 0.1
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "modernbert"])
+def test_padding_in_front_of_rotary_positions_changes_nothing(family):
+    model = converted(family)[1].model
+    alone = batch(family, rows=1, padded=False)
+    padded = {name: torch.nn.functional.pad(each, (4, 0), value=PADDING) for name, each in alone.items()}
+    expected = model(**alone).logits
+    torch.testing.assert_close(model(**padded).logits[:, 4:], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model(*padded.values()).logits[:, 4:], expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", [*ENCODERS, *CAUSAL])
 def test_padding_changes_nothing(family):
     """What padding holds, how much there is of it, and who else is in the batch: the same answers."""

@@ -4,8 +4,11 @@
                   apart as before; the same place in another block is not told apart
     interpolate   the rows drawn out: all places are told apart, neighbours by less
 
-Models with rotary positions have no table; they read any length as they are.
+Models with rotary positions have no table; they read any length as they are, and count from the first token.
 """
+
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +72,22 @@ def _extend_buffers(module: nn.Module, count: int) -> None:
         if buffer is not None:
             row = torch.arange(count) if name == "position_ids" else torch.zeros(count)
             module._buffers[name] = row.to(buffer).expand(1, -1)
+
+
+def place_tokens(
+    model: PreTrainedModel, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Count rotary positions from the first token that the mask keeps, unless they are given: a forward pre-hook.
+
+    Softmax sees how far apart two tokens are; the finitely many frequencies of a kernel see where they are, too.
+    """
+    named = dict(zip(signature(model.forward).parameters, args, strict=False)) | named
+    mask, given = named.get("attention_mask"), named.get("input_ids")
+    given = named.get("inputs_embeds") if given is None else given
+    if given is not None and mask is not None and mask.dim() == 2 and named.get("position_ids") is None:
+        places = torch.arange(mask.shape[1], device=mask.device) - mask.long().argmax(1, keepdim=True)
+        named["position_ids"] = places.clamp(min=0)[:, -given.shape[1] :]
+    return (), named
 
 
 def _is_rotary(model: PreTrainedModel) -> bool:
