@@ -67,7 +67,7 @@ BUDGETS = {
     "klformer/attention": 2_950,
     "klformer/nn": 230,
     "klformer/models": 1_550,
-    "klformer/conversion": 3_280,
+    "klformer/conversion": 3_370,
     "klformer/distributed": 800,
     "klformer/testing": 920,
     "klformer/lab/analysis": 2_100,

@@ -113,7 +113,7 @@ def test_a_prompt_with_padding_in_front_goes_on_where_it_ends(name):
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_classifier_counts_positions_from_the_first_token(positions, pooling):
     sizes = ModelConfig(model_dim=12, num_layers=2, num_heads=2, ffn_dim=16, positions=positions, pooling=pooling)
-    model = build_classifier(sizes, AttentionSpec(name="gmm-prf"), vocab_size=7, max_len=20, num_outputs=2).eval()
+    model = build_classifier(sizes, AttentionSpec(name="gmm-prf"), InputShape(20, vocab_size=7), num_outputs=2).eval()
     tokens = torch.randint(1, 7, (1, 9))
     padded = torch.cat([tokens.new_zeros(1, 4), tokens, tokens.new_zeros(1, 3)], 1)
     torch.testing.assert_close(model(padded, padded > 0), model(tokens), atol=1e-5, rtol=1e-5)
