@@ -38,8 +38,10 @@ def _as_benchmarks_print(tabulate: Tabulate) -> Callable[..., str]:
 
 
 def _profiles(rows: Sequence[Row]) -> Table:
+    several = len({row.get("task") for row in rows}) > 1
     lines = [
-        {
+        ({"task": words(row["task"])} if several else {})
+        | {
             "attention": words(row["attention"], code=True),
             "a step": number(row["seconds"], "{:.2f} s"),
             "of it in the attention product": percent(row["attention_seconds"] / row["seconds"], "{:.0f}%"),

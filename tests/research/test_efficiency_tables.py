@@ -150,6 +150,12 @@ def test_profile(table, kept):
         ["attention", "a step", "of it in the attention product", "MiB above the model"],
         ["`softmax`", "3.76 s", "71%", "409"],
     ]
+    tasks = [row | {"task": task} for task in ("text", "image")]
+    assert [line[:2] for line in table("profile", tasks)] == [
+        ["task", "attention"],
+        ["text", "`softmax`"],
+        ["image", "`softmax`"],
+    ]
     rows = kept("profile", "--task", "sparsity", "--preset", "laptop", "--batch-size", "1", "--attention", "linear-elu")
     assert table("profile", rows)[1][0] == "`linear-elu`"
 
