@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities
 from klformer.checks import check_count, check_number
 from klformer.errors import ArgumentError
-from klformer.ops.near import merge_results, near_attention
+from klformer.ops.near import near_attention
 from klformer.ops.precision import full_precision
 from klformer.ops.shapes import check_key_bias
 from klformer.ops.spectral_product import SpectralKernel, absorb, attend, causal, kept_keys, read
@@ -162,22 +162,23 @@ class SpectralAttention(AttentionMechanism):
         far = attend(present, *operands, key_mask=mask, key_bias=bias, causal=causal, backend=who)
         if not self.window:
             return far[0]
-        near = near_attention(
-            self._near(q), k, v, window=self.window, key_mask=key_mask, key_bias=key_bias, causal=causal
-        )
-        return self._merged(present, q, far, near)
-
-    def _near(self, q: Tensor) -> Tensor:
-        """Return queries as the near part takes them."""
-        return q * (self.near_log_temperature.exp() * self.head_dim**-0.5).to(q.dtype)[:, None, None]
+        return self._merged(present, q, far, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
 
     def _merged(
-        self, present: SpectralKernel, q: Tensor, far: tuple[Tensor, Tensor], near: tuple[Tensor, Tensor]
+        self, present: SpectralKernel, q: Tensor, far: tuple[Tensor, Tensor], k: Tensor, v: Tensor, **options: Any
     ) -> Tensor:
-        """Return the result (B, H, L, E) of both parts."""
+        """Return the result (B, H, L, E) of both parts, given that of the kernel, and keys and values that are near."""
+        beside = far[0], self._beside_near(present, q, far[1])
+        return near_attention(q, k, v, window=self.window, scale=self._near_scale(), far=beside, **options)[0]
+
+    def _near_scale(self) -> Tensor:
+        """Return what near scores are multiplied by, (H,)."""
+        return self.near_log_temperature.exp() * self.head_dim**-0.5
+
+    def _beside_near(self, present: SpectralKernel, q: Tensor, log_sum: Tensor) -> Tensor:
+        """Return the log-sums of the kernel relative to those of near keys, which lack their gain."""
         weights = self.query_log_weights(present, q)
-        far_log_sum = far[1] if weights is None else far[1] + weights
-        return merge_results((far[0], far_log_sum), (near[0], near[1] + self.near_log_gain[:, None]))[0]
+        return (log_sum if weights is None else log_sum + weights) - self.near_log_gain[:, None]
 
     def begin(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
@@ -215,9 +216,8 @@ class SpectralAttention(AttentionMechanism):
     def finish(self, begun: "PartProduct | NearPart", q: Tensor) -> Tensor:
         if isinstance(begun, PartProduct):
             return begun.read(self.as_query(q))[0]
-        size, bias, causal = self.window, begun.key_bias, begun.causal
-        near = near_attention(self._near(q), begun.k, begun.v, window=size, key_bias=bias, causal=causal, before=size)
-        return self._merged(begun.far.kernel, q, begun.far.read(self.as_query(q)), near)
+        far, options = begun.far.read(self.as_query(q)), {"key_bias": begun.key_bias, "causal": begun.causal}
+        return self._merged(begun.far.kernel, q, far, begun.k, begun.v, before=self.window, **options)
 
     def kernel_state(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None
@@ -306,7 +306,7 @@ class SpectralAttention(AttentionMechanism):
                 f"with a window a state is read by the last token that it has absorbed, got {q.shape[2]} queries; "
                 "extend reads and absorbs several, and a memory is for attention without a window"
             )
-        return self._merged(far.kernel, q, result, state.near(self._near(q)))
+        return state.near(q, self._near_scale(), (result[0], self._beside_near(far.kernel, q, result[1])))
 
     def merge(self, first: "KernelState | NearState", second: "KernelState | NearState") -> "KernelState | NearState":
         merged = self._of_here(KernelState.merge(self._far(first), self._far(second)))
@@ -329,10 +329,8 @@ class SpectralAttention(AttentionMechanism):
         if not isinstance(state, NearState):
             return out, after
         keys, values, biases = state.followed_by(k, v, key_mask, None)
-        near = near_attention(
-            self._near(q), keys, values, window=self.window, key_bias=biases, causal=True, before=state.k.shape[2]
-        )
-        out = self._merged(far.kernel, q, (out, log_sum), near)
+        options = {"key_bias": biases, "causal": True, "before": state.k.shape[2]}
+        out = self._merged(far.kernel, q, (out, log_sum), keys, values, **options)
         return out, state.after(after, k, v, key_mask, None)
 
     def _step(
@@ -349,7 +347,7 @@ class SpectralAttention(AttentionMechanism):
         if not isinstance(state, NearState):
             return result[0], after
         state = state.after(after, k_t, v_t, None, None)
-        return self._merged(far.kernel, q_t, result, state.near(self._near(q_t))), state
+        return state.near(q_t, self._near_scale(), (result[0], self._beside_near(far.kernel, q_t, result[1]))), state
 
     def _far(self, state: "KernelState | NearState") -> KernelState:
         """Return the kernel's part of a state; raise ArgumentError unless it is of this attention as it is now."""
@@ -432,12 +430,17 @@ class NearState:
         kept = (x[:, :, x.shape[2] - size :] for x in self.followed_by(k, v, key_mask, key_bias))
         return NearState(far, *kept)
 
-    def near(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result of the last token's query (B, H, 1, D) against all tokens, and its log-sum (B, H, 1)."""
+    def near(self, q: Tensor, scale: Tensor, far: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the result of the last token's query (B, H, 1, D) against all tokens, merged with that of the kernel.
+
+        Args:
+            q: The query.
+            scale: What scores are multiplied by, (H,).
+            far: The result of the kernel, and its log-sum relative to those of the tokens.
+        """
         with full_precision(q) as dtype:
             for x in (self.k, self.v):
                 dtype = torch.promote_types(dtype, x.dtype)
-            scores = (q.to(dtype) @ self.k.to(dtype).mT).squeeze(2) + self.key_bias.to(dtype)  # (B, H, w + 1)
-            log_sum = scores.logsumexp(-1, keepdim=True)
-            weights = (scores - log_sum.clamp(min=NO_KEY)).exp().unsqueeze(2)
-            return (weights @ self.v.to(dtype)).to(q.dtype), log_sum
+            scores = (q.to(dtype) * scale[:, None, None]) @ self.k.to(dtype).mT + self.key_bias.to(dtype).unsqueeze(2)
+            weights = torch.cat([scores, far[1].to(dtype).clamp(min=NO_KEY).unsqueeze(-1)], -1).softmax(-1)
+            return (weights @ torch.cat([self.v, far[0]], 2).to(dtype)).to(q.dtype)

@@ -5,9 +5,12 @@
 over the keys at a distance of at most w; if causal over the w before and the query's own. Queries come scaled. The
 log-sum makes results over disjoint sets of keys, or over the same with other kernels, one (`merge_results`).
 
-Blocks of queries meet the keys in their reach: (block, block + 2 w) scores under a band. All blocks lie at one distance
-in memory, those of a row behind each other, so that many of them are one matrix product; those at the end of a row see
-padding only. Scores are made again in backward. They are to base 2, which costs a third of an exponential.
+Another result of the same queries may be merged in, with F_i its log-sum: one more key, whose score is F_i and whose
+value is that result.
+
+Blocks of queries meet the keys in their reach: (block, block + 2 w) scores under a band. A tile is some rows, or some
+tokens of one, that fit a cache; its operands are laid out there, blocks at one distance in memory, so that all of them
+are one matrix product. Scores are made again in backward. They are to base 2, which costs a third of an exponential.
 """
 
 import math
@@ -28,8 +31,8 @@ from klformer.ops.transforms import gradients_of, is_derived_again, is_transform
 
 #: Queries of a block: the first that is not below half of what they see besides each other, or the last.
 BLOCKS = (16, 32, 64)
-#: Scores that are worked on at a time, and rows that are laid out at a time, in bytes.
-SCORE_BYTES, ROW_BYTES = 2**19, 2**22
+#: One operand of a tile, in bytes: some of them fit a cache of a CPU; a GPU wants few calls.
+CPU_TILE_BYTES, GPU_TILE_BYTES = 2**19, 2**26
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 Result = tuple[Tensor, Tensor]
@@ -45,11 +48,13 @@ def near_attention(
     key_bias: Tensor | None = None,
     causal: bool = False,
     before: int = 0,
+    scale: Tensor | None = None,
+    far: Result | None = None,
 ) -> Result:
     """Attend from every query to its neighbours.
 
     Args:
-        q: Queries (B, H, L, D), scaled: scores are q.k.
+        q: Queries (B, H, L, D).
         k: Keys (B, H, S, D). Query i stands where key i + `before` does.
         v: Values (B, H, S, E).
         window: Keys w on each side of a query that it sees.
@@ -57,10 +62,12 @@ def near_attention(
         key_bias: Log-weights of the keys, (B or 1, H or 1, S); -inf is the same as a key that is not kept.
         causal: See no key after the query.
         before: Keys that stand before the first query.
+        scale: What scores q.k are multiplied by, (H,); 1 if None.
+        far: Another result (B, H, L, E) of the same queries and its log-sums (B, H, L), to be merged with.
 
     Returns:
         (B, H, L, E) in the type of q, 0 where no key is near; and the log-sums (B, H, L), -inf there. Computed in
-        float32 at least. Differentiable in q, k, v and key_bias.
+        float32 at least. Differentiable in all tensors.
 
     Raises:
         ArgumentError: a shape does not fit, or the window is no whole number of at least 0.
@@ -85,13 +92,13 @@ def near_attention(
     with full_precision(q) as dtype:
         for x in (k, v):
             dtype = torch.promote_types(dtype, x.dtype)
-        operands = q.to(dtype), k.to(dtype), v.to(dtype)
-        bias = None if key_bias is None else key_bias.to(dtype)
+        given = (q, k, v, key_bias, scale, *((None, None) if far is None else far))
+        operands = [None if x is None else x.to(dtype) for x in given]
         traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
-        if traced or is_transformed(*operands, bias):
-            out, log_sum = _plain(*operands, bias, kept, layout)
+        if traced or is_transformed(*operands):
+            out, log_sum = _plain(operands, kept, layout)
         else:
-            out, log_sum = _Near.apply(*operands, bias, kept, layout)  # type: ignore[no-untyped-call]
+            out, log_sum = _Near.apply(*operands, kept, layout)  # type: ignore[no-untyped-call]
     return out.to(q.dtype), log_sum
 
 
@@ -173,15 +180,15 @@ class Layout:
         """Keys of a block."""
         return self.block + self.left + self.right
 
-    def num_blocks(self, length: int) -> int:
-        """Return the blocks of a row of queries, with those whose place its last keys take."""
-        return -(-length // self.block) + -(-(self.left + self.right) // self.block)
-
-    def keys(self, num_keys: int, padded: int) -> tuple[slice, slice]:
-        """Return which keys have a place in a row of that length, and where they stand in it."""
-        shift = self.left - self.before
-        first, last = max(0, -shift), max(0, min(num_keys, padded - shift))
+    def keys(self, start: int, num_keys: int, room: int) -> tuple[slice, slice]:
+        """Return the keys of a tile whose first query is `start`, and where they stand in its room for keys."""
+        shift = self.left - self.before - start
+        first, last = max(0, -shift), max(0, min(num_keys, room - shift))
         return slice(first, max(first, last)), slice(first + shift, max(first, last) + shift)
+
+    def sees_all(self, num_queries: int, num_keys: int) -> bool:
+        """Return whether every key is near to a query."""
+        return num_queries > 0 and self.before <= self.left and num_keys <= num_queries + self.before + self.right
 
     def band(self, like: Tensor) -> Tensor:
         """Return 0 where a query of a block sees a key, -inf elsewhere, (block, reach)."""
@@ -195,85 +202,109 @@ class _Near(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        far: Tensor | None,
+        far_log_sum: Tensor | None,
+        kept: Tensor | None,
+        layout: Layout,
     ) -> Result:
         out, log_sum = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
-        for rows in _rows(q, k, v, bias, kept, layout):
-            results = rows.memory("out", v.shape[3])
-            for blocks in rows.groups():
-                weights, largest = rows.scores(blocks)
-                total = weights.sub_(largest).exp2_().sum(-1, keepdim=True)
-                torch.bmm(weights, rows.of_block("v", blocks), out=results[blocks])
-                results[blocks].div_(total.masked_fill(total == 0, 1))
-                rows.log_sum[blocks] = total.log2_().add_(largest).squeeze(-1)
-            rows.write(out, results)
-            rows.write(log_sum, rows.log_sum)
+        for tile in _tiles(q, k, v, bias, scale, kept, layout):
+            weights = tile.scores()
+            largest = weights.amax(-1, keepdim=True)
+            if far_log_sum is not None:
+                of_far = tile.lay("far", far_log_sum.unsqueeze(-1), LOG2_E)
+                torch.maximum(largest, of_far, out=largest)
+            largest.clamp_(min=NO_KEY)
+            total = weights.sub_(largest).exp2_().sum(-1, keepdim=True)
+            result = torch.bmm(weights, tile.values, out=tile.by_query("result", v.shape[3]))
+            if far is not None:
+                share = of_far.sub_(largest).exp2_()
+                total += share
+                tile.rows(result).addcmul_(tile.part(far), tile.rows(share))
+            torch.div(tile.rows(result), tile.rows(total.masked_fill(total == 0, 1)), out=tile.part(out))
+            tile.part(log_sum).copy_(tile.rows(total.log2_().add_(largest)).squeeze(-1))
         log_sum.mul_(LN_2).masked_fill_(log_sum < NO_KEY / 2, -torch.inf)
-        ctx.save_for_backward(q, k, v, bias, kept, out, log_sum)
+        ctx.save_for_backward(q, k, v, bias, scale, far, far_log_sum, kept, out, log_sum)
         ctx.layout = layout
         ctx.set_materialize_grads(False)
         return out, log_sum
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_log_sum: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, kept, out, log_sum = ctx.saved_tensors
-        given, needs = (d_out, d_log_sum), ctx.needs_input_grad[:4]
+        *operands, kept, out, log_sum = ctx.saved_tensors
+        given, needs = (d_out, d_log_sum), ctx.needs_input_grad[:7]
         if all(d is None for d in given):
-            return (None,) * 6
+            return (None,) * 9
         if any(d is not None and is_derived_again(d) for d in given):
-
-            def results(tensors: Sequence[Tensor | None]) -> Result:
-                return _plain(*cast(tuple[Tensor, Tensor, Tensor, Tensor | None], tuple(tensors)), kept, ctx.layout)
-
-            return *gradients_of(results, (q, k, v, bias), needs, given), None, None
+            return *gradients_of(lambda tensors: _plain(tensors, kept, ctx.layout), operands, needs, given), None, None
+        q, k, v, bias, scale, far, far_log_sum = operands
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        d_bias = None if bias is None or not needs[3] else torch.zeros_like(bias)
-        for rows in _rows(q, k, v, bias, kept, ctx.layout):
-            of_out = rows.lay("d_out", d_out)
+        room = torch.empty_like if ctx.layout.sees_all(q.shape[2], k.shape[2]) else torch.zeros_like
+        d_q, d_k, d_v = torch.empty_like(q), room(k), room(v)
+        d_bias = torch.zeros_like(bias) if bias is not None and needs[3] else None
+        d_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
+        reference = log_sum.clamp(min=NO_KEY).unsqueeze(-1)
+        d_far, d_far_log_sum = (None if x is None else torch.empty_like(x) for x in (far, far_log_sum))
+        for tile in _tiles(q, k, v, bias, scale, kept, ctx.layout):
+            of_out, here = tile.lay("d_out", d_out), tile.rows(tile.by_query("product", v.shape[3]))
             # What the gradient of a score has besides that of its weight.
-            products = torch.mul(of_out, rows.lay("out", out), out=rows.memory("products", v.shape[3]))
-            of_excess = products.sum(-1, keepdim=True).neg_()
+            excess = tile.by_query("excess", 1, behind=0)
+            by_row = torch.sum(torch.mul(tile.part(d_out), tile.part(out), out=here), -1, keepdim=True).neg_()
             if d_log_sum is not None:
-                of_excess += rows.lay("excess", d_log_sum.unsqueeze(-1))
-            of_log_sum = rows.lay("log_sum", log_sum.clamp(min=NO_KEY).mul(-LOG2_E).unsqueeze(-1), behind=NO_KEY)
-            of_q = rows.memory("d_q", q.shape[3])
-            of_k, of_v = rows.memory("d_k", k.shape[3], fill=0), rows.memory("d_v", v.shape[3], fill=0)
-            of_bias = rows.memory("d_bias", 1, fill=0)
-            for blocks in rows.groups():
-                weights, _ = rows.scores(blocks, maxima=False)
-                weights.add_(of_log_sum[blocks]).exp2_()
-                rows.add_up(of_v, blocks, torch.bmm(weights.mT, of_out[blocks]))
-                d_scores = torch.bmm(of_out[blocks], rows.of_block("v", blocks).mT)
-                d_scores.add_(of_excess[blocks]).mul_(weights)
-                torch.bmm(d_scores, rows.of_block("k", blocks), out=of_q[blocks])
-                rows.add_up(of_k, blocks, torch.bmm(d_scores.mT, rows.queries[blocks]))
-                if d_bias is not None:
-                    rows.add_up(of_bias, blocks, d_scores.sum(1).unsqueeze(-1))
-            rows.write(d_q, of_q)
-            rows.write_keys(d_k, of_k.mul_(LN_2))
-            rows.write_keys(d_v, of_v)
+                by_row += tile.part(d_log_sum).unsqueeze(-1)
+            tile.rows(excess).copy_(by_row)
+            of_log_sum = tile.lay("log_sum", reference, LOG2_E, behind=-NO_KEY)
+            weights = tile.scores().sub_(of_log_sum).exp2_()
+            tile.add_to_keys(d_v, "d_v", weights, of_out)
+            d_scores = torch.bmm(of_out, tile.values.mT, out=tile.memory("d_scores", weights.shape))
+            d_scores.add_(excess).mul_(weights)
+            of_q = tile.rows(torch.bmm(d_scores, tile.keys, out=tile.by_query("d_q", q.shape[3])))
+            torch.mul(of_q, tile.scale, out=tile.part(d_q))
+            if d_scale is not None:
+                d_scale[tile.heads] += of_q.mul_(tile.part(q)).sum((0, 2, 3))
+            tile.add_to_keys(d_k, "d_k", d_scores, tile.queries, LN_2)
             if d_bias is not None:
-                rows.add_keys(d_bias, of_bias)
-        return d_q, d_k, d_v, d_bias, None, None
+                tile.add_to_biases(d_bias, d_scores)
+            if far is not None and d_far is not None and far_log_sum is not None and d_far_log_sum is not None:
+                share = (tile.part(far_log_sum) * LOG2_E).unsqueeze(-1).sub_(tile.rows(of_log_sum)).exp2_()
+                torch.mul(tile.part(d_out), share, out=tile.part(d_far))
+                slope = torch.mul(tile.part(d_out), tile.part(far), out=here).sum(-1, keepdim=True)
+                tile.part(d_far_log_sum).copy_(slope.add_(by_row).mul_(share).squeeze(-1))
+        return d_q, d_k, d_v, d_bias, d_scale, d_far, d_far_log_sum, None, None
 
 
-def _rows(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
-) -> Iterator["_Rows"]:
-    """Yield the (batch, head) rows in groups: whole batch entries, or one row of one."""
+def _tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    kept: Tensor | None,
+    layout: Layout,
+) -> Iterator["_Tile"]:
+    """Yield the (batch, head) rows in tiles: whole batch entries, some heads of one, or some tokens of one row."""
     batch, heads, length, width = q.shape
-    row_bytes = layout.num_blocks(length) * layout.block * max(width, v.shape[3]) * q.dtype.itemsize
-    fit = ROW_BYTES // max(1, row_bytes)
-    step, head_step = (max(1, fit // max(1, heads)), heads) if fit >= heads else (1, max(1, fit))
+    budget = CPU_TILE_BYTES if q.device.type == "cpu" else GPU_TILE_BYTES
+    fit = max(layout.block, budget // (max(width, v.shape[3], 1) * q.dtype.itemsize))
+    rows = fit // (-(-length // layout.block) * layout.block + layout.reach)
+    step, head_step = (rows // max(1, heads), heads) if rows >= heads > 0 else (1, max(1, rows))
+    tokens = max(1, length) if rows > 1 else fit // layout.block * layout.block
+    band = layout.band(q)
     for entry in range(0, batch, step):
         for head in range(0, heads, head_step):
             here = slice(entry, min(entry + step, batch)), slice(head, min(head + head_step, heads))
-            yield _Rows(q, k, v, bias, kept, layout, here)
+            for start in range(0, length, tokens):
+                yield _Tile(q, k, v, bias, scale, kept, layout, band, here, start, min(start + tokens, length))
 
 
-class _Rows:
-    """Some rows, laid out in blocks: queries (blocks, block, D), keys and values as rows of one long matrix."""
+class _Tile:
+    """Some rows or tokens, laid out in blocks: queries (blocks, block, D), keys and values as the blocks see them."""
 
     def __init__(
         self,
@@ -281,141 +312,168 @@ class _Rows:
         k: Tensor,
         v: Tensor,
         bias: Tensor | None,
+        scale: Tensor | None,
         kept: Tensor | None,
         layout: Layout,
+        band: Tensor,
         here: tuple[slice, slice],
+        start: int,
+        stop: int,
     ) -> None:
-        self._like, self._layout, self._here = q, layout, here
-        self._shape = (here[0].stop - here[0].start, here[1].stop - here[1].start)
-        self._length, self._blocks_a_row = q.shape[2], layout.num_blocks(q.shape[2])
-        self._num_blocks = math.prod(self._shape) * self._blocks_a_row
-        self._padded = self._blocks_a_row * layout.block
-        self._keys, self._places = layout.keys(k.shape[2], self._padded)
-        self.queries = self.lay("q", q).mul_(LOG2_E)
-        self.log_sum = self.memory("log_sums", 1).squeeze(-1)
-        self._dropped = None if kept is None else ~self._of_keys(kept)
-        self._of_block = {"k": self._lay_keys("k", k), "v": self._lay_keys("v", v)}
-        self._bias, self._band = self._lay_bias(bias), layout.band(q)
-        blocks = self._strided(self._bias).squeeze(-1)
-        #: Blocks whose keys have log-weights, or are not there; all on a device that would have to be waited for.
-        self._weighted = (blocks != 0).any(-1).tolist() if q.device.type == "cpu" else [True] * self._num_blocks
-        self._biases = blocks.unsqueeze(1)
+        self._like, self._layout, self._here, self._band = q, layout, here, band
+        self.heads, self._tokens = here[1], slice(start, stop)
+        self._shape, seen = tuple(x.stop - x.start for x in here), layout.left + layout.right
+        more = -(-seen // layout.block)
+        # Rows behind each other: blocks at the end of one see no key of the next.
+        single = math.prod(self._shape) == 1
+        blocks = -(-(stop - start) // layout.block) + (0 if single else more)
+        self._padded, self._num_blocks = blocks * layout.block, math.prod(self._shape) * blocks
+        #: Blocks of the room for keys, and the slots of a row in it.
+        self._key_blocks = self._num_blocks + more
+        self._slots = self._padded + more * layout.block if single else self._padded
+        self._keys, self._places = layout.keys(start, k.shape[2], self._padded + seen if single else self._padded)
+        dropped = None if kept is None else ~self._of_keys(kept)
+        # To look costs little, but for a GPU, which would have to be waited for.
+        self._dropped = None if dropped is None or (q.device.type == "cpu" and not dropped.any()) else dropped
+        self.scale = q.new_ones(()) if scale is None else scale[here[1]][:, None, None]
+        self.queries = self.lay("q", q, self.scale * LOG2_E)
+        self.keys, self.values = self._lay_keys("k", k), self._lay_keys("v", v)
+        self._biases = self._lay_bias(bias)
 
-    def memory(self, use: str, width: int, *, fill: float | None = None, edge: float | None = None) -> Tensor:
-        """Return room for numbers by query or by key, (blocks, block, width); the next rows overwrite it.
+    def memory(self, use: str, shape: Sequence[int]) -> Tensor:
+        """Return uninitialised memory; the next tile overwrites it."""
+        return borrow(f"near {use}", tuple(shape), self._like, self._like.dtype)
 
-        Args:
-            use: Another room for the same use is the same memory.
-            width: Numbers of each.
-            fill: What is in it; nothing certain if None.
-            edge: What is behind its end.
-        """
-        layout = self._layout
-        # The last blocks of the last row reach beyond its end.
-        count = self._num_blocks * layout.block + layout.reach
-        flat = borrow(f"near {use}", (count, width), self._like, self._like.dtype)
-        if fill is not None:
-            flat.fill_(fill)
-        if edge is not None:
-            flat[-layout.reach :] = edge
-        return flat[: self._num_blocks * layout.block].view(self._num_blocks, layout.block, width)
+    # By query.
 
-    def lay(self, use: str, x: Tensor, *, behind: float = 0) -> Tensor:
-        """Return what is by query (B, H, L, .) in blocks, and a number behind the end of a row."""
-        room = self.memory(use, x.shape[3])
-        by_row = room.view(*self._shape, self._padded, x.shape[3])
-        by_row[:, :, : self._length] = x[self._here]
-        by_row[:, :, self._length :] = behind
+    def by_query(self, use: str, width: int, *, behind: float | None = None) -> Tensor:
+        """Return room for numbers by query, (blocks, block, width), with a number where there is no query."""
+        room = self.memory(use, (self._num_blocks, self._layout.block, width))
+        if behind is not None and self._padded > self._tokens.stop - self._tokens.start:
+            room.view(*self._shape, self._padded, width)[:, :, self._tokens.stop - self._tokens.start :] = behind
         return room
 
-    def write(self, place: Tensor, blocks: Tensor) -> None:
-        """Write what is by query in blocks to a tensor (B, H, L, .) or (B, H, L)."""
-        by_row = blocks.reshape(*self._shape, self._padded, *blocks.shape[2:])
-        place[self._here] = by_row[:, :, : self._length]
+    def rows(self, blocks: Tensor) -> Tensor:
+        """Return what is by query in blocks as (b, h, tokens, .), a view."""
+        by_row = blocks.view(*self._shape, self._padded, blocks.shape[2])
+        return by_row[:, :, : self._tokens.stop - self._tokens.start]
+
+    def part(self, x: Tensor) -> Tensor:
+        """Return what (B, H, L, ...) has for this tile, a view."""
+        return x[(*self._here, self._tokens)]
+
+    def lay(self, use: str, x: Tensor, factor: float | Tensor = 1.0, *, behind: float = 0) -> Tensor:
+        """Return what is by query (B, H, L, .) in blocks, times a factor, and a number where there is no query."""
+        room = self.by_query(use, x.shape[3], behind=behind)
+        torch.mul(self.part(x), factor, out=self.rows(room))
+        return room
+
+    # By key.
 
     def _of_keys(self, x: Tensor) -> Tensor:
-        """Return what is by key (B or 1, H or 1, S), of those that have a place."""
+        """Return what is by key (B or 1, H or 1, S) for those of this tile."""
         x = x[self._here[0]] if x.shape[0] > 1 else x
         x = x[:, self._here[1]] if x.shape[1] > 1 else x
         return x[..., self._keys]
 
-    def _lay_keys(self, use: str, x: Tensor) -> Tensor:
-        """Return keys or values by block, (blocks, reach, .): views of one matrix, zeros where there is none."""
-        room, rows = self.memory(use, x.shape[3], edge=0), x[self._here][:, :, self._keys]
-        if self._dropped is not None:
-            rows = rows.masked_fill(self._dropped.unsqueeze(-1), 0)
-        by_row = room.view(*self._shape, self._padded, x.shape[3])
-        by_row[:, :, : self._places.start] = 0
-        by_row[:, :, self._places] = rows
-        by_row[:, :, self._places.stop :] = 0
-        return self._strided(room)
+    def _by_key(self, use: str, width: int, fill: float) -> tuple[Tensor, Tensor]:
+        """Return room for numbers by key, (blocks, block, width), and its rows (b, h, slots, width); filled where there
+        is no key."""
+        room = self.memory(use, (self._key_blocks, self._layout.block, width))
+        slots = math.prod(self._shape) * self._slots
+        flat = room.view(-1, width)
+        rows = flat[:slots].view(*self._shape, self._slots, width)
+        if self._places.start:
+            rows[:, :, : self._places.start] = fill
+        if self._places.stop < self._slots:
+            rows[:, :, self._places.stop :] = fill
+        if slots < len(flat):
+            flat[slots:] = fill
+        return room, rows
 
-    def _lay_bias(self, bias: Tensor | None) -> Tensor:
-        """Return log-weights to base 2, -inf where there is no key, (blocks, block, 1)."""
-        room = self.memory("bias", 1, fill=-torch.inf)
-        by_row = room.view(*self._shape, self._padded)
-        weights = self._like.new_zeros(1, 1, 1) if bias is None else self._of_keys(bias) * LOG2_E
-        if self._dropped is not None:
-            weights = weights.masked_fill(self._dropped, -torch.inf)
-        by_row[:, :, self._places] = weights
-        return room
-
-    def _strided(self, room: Tensor) -> Tensor:
+    def _seen(self, room: Tensor) -> Tensor:
         """Return room for keys as the blocks see it, (blocks, reach, .)."""
         width, layout = room.shape[2], self._layout
         return room.as_strided((self._num_blocks, layout.reach, width), (layout.block * width, width, 1))
 
-    def of_block(self, use: str, blocks: slice) -> Tensor:
-        """Return keys "k" or values "v" of some blocks, (blocks, reach, .)."""
-        return self._of_block[use][blocks]
+    def _lay_keys(self, use: str, x: Tensor) -> Tensor:
+        """Return keys or values as the blocks see them, zeros where there is none."""
+        room, rows = self._by_key(use, x.shape[3], 0)
+        rows[:, :, self._places] = x[self._here][:, :, self._keys]
+        if self._dropped is not None:
+            rows[:, :, self._places].masked_fill_(self._dropped.unsqueeze(-1), 0)
+        return self._seen(room)
 
-    def groups(self) -> Iterator[slice]:
-        """Yield blocks that are worked on together."""
-        layout = self._layout
-        step = max(1, SCORE_BYTES // (layout.block * layout.reach * self._like.dtype.itemsize))
-        step = step if self._like.device.type == "cpu" else max(1, self._num_blocks)
-        for start in range(0, self._num_blocks, step):
-            yield slice(start, min(start + step, self._num_blocks))
+    def _lay_bias(self, bias: Tensor | None) -> Tensor | None:
+        """Return log-weights to base 2, -inf where there is no key, (blocks, 1, reach); None where all are 0."""
+        full = self._places.start == 0 and self._places.stop >= self._padded + self._layout.left + self._layout.right
+        if bias is None and self._dropped is None and full:
+            return None
+        room, rows = self._by_key("bias", 1, -torch.inf)
+        rows[:, :, self._places] = 0 if bias is None else (self._of_keys(bias) * LOG2_E).unsqueeze(-1)
+        if self._dropped is not None:
+            rows[:, :, self._places].masked_fill_(self._dropped.unsqueeze(-1), -torch.inf)
+        return self._seen(room).mT
 
-    def scores(self, blocks: slice, *, maxima: bool = True) -> Result:
-        """Return scores to base 2 (blocks, block, reach), -inf for what is not seen, and the largest of each query."""
-        shape = (blocks.stop - blocks.start, self._layout.block, self._layout.reach)
-        scores = borrow("near scores", shape, self._like, self._like.dtype)
-        torch.bmm(self.queries[blocks], self._of_block["k"][blocks].mT, out=scores).add_(self._band)
-        if any(self._weighted[blocks]):
-            scores.add_(self._biases[blocks])
-        return scores, scores.amax(-1, keepdim=True).clamp_(min=NO_KEY) if maxima else scores
+    def scores(self) -> Tensor:
+        """Return scores to base 2 (blocks, block, reach), -inf for what is not seen."""
+        scores = self.memory("scores", (self._num_blocks, self._layout.block, self._layout.reach))
+        torch.bmm(self.queries, self.keys.mT, out=scores).add_(self._band)
+        return scores if self._biases is None else scores.add_(self._biases)
 
-    def add_up(self, room: Tensor, blocks: slice, by_block: Tensor) -> None:
-        """Add what blocks say of their keys (blocks, reach, .) to what is by key: neighbours share keys."""
-        flat = room.as_strided(
-            (self._num_blocks + self._layout.reach // self._layout.block, *room.shape[1:]), room.stride()
-        )
+    def _added_up(self, use: str, by_block: Tensor) -> Tensor:
+        """Return what blocks say of their keys (blocks, reach, .), added up by key, (b, h, keys, .)."""
+        count, width = self._num_blocks, by_block.shape[2]
+        room = self.memory(use, (self._key_blocks, self._layout.block, width))
+        rows = room.view(-1, width)[: math.prod(self._shape) * self._slots].view(*self._shape, self._slots, width)
         for number, part in enumerate(by_block.split(self._layout.block, dim=1)):  # type: ignore[no-untyped-call]
-            flat[blocks.start + number : blocks.stop + number, : part.shape[1]] += part
+            size = part.shape[1]
+            if number:
+                room[number : count + number, :size] += part
+            else:
+                room[:count].copy_(part)
+                room[count:] = 0
+        rows = rows[:, :, self._places]
+        return rows if self._dropped is None else rows.masked_fill_(self._dropped.unsqueeze(-1), 0)
 
-    def _kept_keys(self, room: Tensor) -> Tensor:
-        rows = room.reshape(*self._shape, self._padded, room.shape[2])[:, :, self._places]
-        return rows if self._dropped is None else rows.masked_fill(self._dropped.unsqueeze(-1), 0)
+    def add_to_keys(self, place: Tensor, use: str, left: Tensor, right: Tensor, factor: float = 1.0) -> None:
+        """Add products (blocks, queries, reach), (blocks, queries, .) over queries to what is by key (B, H, S, .); the
+        first tile that sees a key writes there."""
+        shape = (left.shape[0], left.shape[2], right.shape[2])
+        rows = self._added_up(use, torch.bmm(left.mT, right, out=self.memory("by block", shape)))
+        target = place[self._here][:, :, self._keys]
+        seen = 0
+        if self._tokens.start:  # by the tile before
+            seen = max(0, self._tokens.start + self._layout.before + self._layout.right - self._keys.start)
+            target[:, :, :seen].add_(rows[:, :, :seen], alpha=factor)
+        torch.mul(rows[:, :, seen:], factor, out=target[:, :, seen:])
 
-    def write_keys(self, place: Tensor, room: Tensor) -> None:
-        """Write what is by key to a tensor (B, H, S, .); 0 for what is not kept."""
-        place[self._here][:, :, self._keys] = self._kept_keys(room)
-
-    def add_keys(self, place: Tensor, room: Tensor) -> None:
-        """Add what is by key to a tensor (B or 1, H or 1, S)."""
+    def add_to_biases(self, place: Tensor, d_scores: Tensor) -> None:
+        """Add the gradients of scores to that of log-weights, (B or 1, H or 1, S)."""
+        rows = self._added_up("d_bias", d_scores.sum(1).unsqueeze(-1)).squeeze(-1)
         batch, heads = (
             here if size > 1 else slice(None) for here, size in zip(self._here, place.shape[:2], strict=True)
         )
-        room = self._kept_keys(room).squeeze(-1)
         target = place[batch, heads][..., self._keys]
-        target += room.sum_to_size(target.shape)
+        target += rows.sum_to_size(target.shape)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout) -> Result:
+def _plain(operands: Sequence[Tensor | None], kept: Tensor | None, layout: Layout) -> Result:
     """Return what `_Near` does, in plain operations: every derivative that torch can take, and any program."""
-    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
-        return _plain_by_query(q, k, v, bias, kept, layout)
+    q, k, v, bias, scale, far, far_log_sum = operands
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    q = q if scale is None else q * scale[:, None, None]
+    by_query = torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    near = (_plain_by_query if by_query else _plain_in_blocks)(q, k, v, bias, kept, layout)
+    return near if far is None or far_log_sum is None else merge_results((far, far_log_sum), near)
+
+
+def _plain_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
+) -> Result:
+    """Return the result of neighbours alone."""
     length, size = q.shape[2], layout.block
     num_blocks = (length + size - 1) // size
     starts = size * torch.arange(num_blocks, device=q.device)[:, None]
@@ -446,7 +504,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | 
 def _plain_by_query(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
 ) -> Result:
-    """Return what `_plain` does without blocks, whose number a program for any length would have to know."""
+    """Return what `_plain_in_blocks` does without blocks, whose number a program for any length would have to know."""
     length, num_keys = q.shape[2], k.shape[2]
     if kept is not None:
         k, v = (x.masked_fill(~kept.unsqueeze(-1), 0) for x in (k, v))

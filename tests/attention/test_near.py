@@ -10,6 +10,7 @@ from parts_support import on_ranks
 
 import klformer
 from klformer.attention import MultiheadAttention
+from klformer.ops import near
 from klformer.ops.near import Layout, merge_results, near_attention
 
 NAMES = [
@@ -55,9 +56,9 @@ def kernel_matrix(mechanism, q, k):
 def by_definition(mechanism, q, k, v, *, key_mask=None, key_bias=None, causal=False):
     places = torch.arange(q.shape[2])
     distance = places[:, None] - places
-    near = distance.abs() <= mechanism.window
+    beside = distance.abs() <= mechanism.window
     scores = q @ k.mT * mechanism.near_log_temperature.exp()[:, None, None] / DIM**0.5
-    weights = kernel_matrix(mechanism, q, k) + near * (scores + mechanism.near_log_gain[:, None, None]).exp()
+    weights = kernel_matrix(mechanism, q, k) + beside * (scores + mechanism.near_log_gain[:, None, None]).exp()
     if key_bias is not None:
         weights = weights * key_bias.exp().unsqueeze(-2)
     if causal:
@@ -245,7 +246,9 @@ def dense(q, k, v, *, window, key_mask=None, key_bias=None, causal=False, before
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_near_attention_is_that_of_a_band(window, length, before, causal, weighted):
+@pytest.mark.parametrize("tile", [near.CPU_TILE_BYTES, 2048])
+def test_near_attention_is_that_of_a_band(monkeypatch, window, length, before, causal, weighted, tile):
+    monkeypatch.setattr(near, "CPU_TILE_BYTES", tile)
     generator = torch.Generator().manual_seed(length)
     sizes = ((length, 4), (length + before, 4), (length + before, 5))
     q, k, v = (torch.randn(2, 3, *s, generator=generator, dtype=torch.float64).requires_grad_() for s in sizes)
@@ -283,7 +286,15 @@ def test_near_attention_keeps_no_scores():
 
 def test_second_derivatives_and_half_precision():
     q, k, v = (torch.randn(1, 1, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert torch.autograd.gradgradcheck(lambda *x: near_attention(*x, window=1), (q, k, v))
+    scale, far, log_sum = (
+        torch.randn(*s, dtype=torch.float64).requires_grad_() for s in ((1,), (1, 1, 5, 3), (1, 1, 5))
+    )
+
+    def merged(q, k, v, scale, *far):
+        return near_attention(q, k, v, window=1, scale=scale, far=far)
+
+    assert torch.autograd.gradcheck(merged, (q, k, v, scale, far, log_sum))
+    assert torch.autograd.gradgradcheck(merged, (q, k, v, scale, far, log_sum))
     halves = [torch.randn(1, 2, 50, 8).to(torch.bfloat16) for _ in range(3)]
     out, log_sum = near_attention(*halves, window=4)
     assert (out.dtype, log_sum.dtype) == (torch.bfloat16, torch.float32)
