@@ -256,7 +256,7 @@ class SpectralAttention(AttentionMechanism):
 
     def prepare_decoding(self, batch_size: int) -> "KernelState | NearState":
         far = self._of_here(DecodingState(self._empty(batch_size)))
-        return NearState(far, *self._no_neighbours(batch_size)) if self.window else far
+        return NearRing(far, *self._no_neighbours(batch_size)) if self.window else far
 
     def _empty(self, batch_size: int) -> KernelState:
         present = self.present().copy()
@@ -346,6 +346,14 @@ class SpectralAttention(AttentionMechanism):
         after = far if own is far else self._of_here(KernelState(far.kernel, own.sums))
         if not isinstance(state, NearState):
             return result[0], after
+        if isinstance(state, NearRing):
+            weights = self.query_log_weights(far.kernel, q_t)
+            log_sum = result[1] if weights is None else result[1] + weights
+            if state.stamp is not far.made_by or far.made_by is None:
+                state.stamp, state.gain = far.made_by, self.near_log_gain.detach()[:, None]
+                state.scale = self._near_scale().detach()[:, None, None]
+            with torch.no_grad():
+                return state.step(q_t, k_t, v_t, (result[0], log_sum)), state
         state = state.after(after, k_t, v_t, None, None)
         return state.near(q_t, self._near_scale(), (result[0], self._beside_near(far.kernel, q_t, result[1]))), state
 
@@ -393,12 +401,9 @@ class NearPart:
     causal: bool
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class NearState:
-    """The state of attention with a window: that of the kernel, and the last w + 1 tokens.
-
-    Values are never changed in place; the kernel's part is, if it is of `prepare_decoding`.
-    """
+    """The state of attention with a window: that of the kernel, and the last w + 1 tokens. It is never changed."""
 
     far: KernelState
     k: Tensor  # (B, H, w + 1, D)
@@ -428,7 +433,7 @@ class NearState:
         """Return the state after more tokens, of which the kernel's part is given."""
         size = self.k.shape[2]
         kept = (x[:, :, x.shape[2] - size :] for x in self.followed_by(k, v, key_mask, key_bias))
-        return NearState(far, *kept)
+        return type(self)(far, *kept)
 
     def near(self, q: Tensor, scale: Tensor, far: tuple[Tensor, Tensor]) -> Tensor:
         """Return the result of the last token's query (B, H, 1, D) against all tokens, merged with that of the kernel.
@@ -444,3 +449,54 @@ class NearState:
             scores = (q.to(dtype) * scale[:, None, None]) @ self.k.to(dtype).mT + self.key_bias.to(dtype).unsqueeze(2)
             weights = torch.cat([scores, far[1].to(dtype).clamp(min=NO_KEY).unsqueeze(-1)], -1).softmax(-1)
             return (weights @ torch.cat([self.v, far[0]], 2).to(dtype)).to(q.dtype)
+
+
+class NearRing(NearState):
+    """The state of `prepare_decoding`: a step replaces the oldest token in place. For inference.
+
+    The result of the kernel stands behind the tokens as one more of them, so that a step has one softmax.
+    """
+
+    @torch.no_grad()
+    def __init__(self, far: KernelState, k: Tensor, v: Tensor, key_bias: Tensor) -> None:
+        self.far, self._size, self._next = far, k.shape[2], 0
+        self._unread_biases = self._size  # how many may not be 0
+        self._held = [_with_one_more(x) for x in (k, v, key_bias)]
+        keys, values, biases = self._held
+        self._slots = list(zip(*(x.split(1, 2) for x in self._held), strict=True))
+        self._flat = biases.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).mT, values.flatten(0, 1)
+        #: Of the attention as it was: its scale of scores (H, 1, 1) and its log-gain (H, 1).
+        self.stamp: Any = None
+        self.scale = self.gain = biases
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NearRing, (self.far, self.k, self.v, self.key_bias)
+
+    def _in_order(self, number: int) -> Tensor:
+        return self._held[number][:, :, : self._size].roll(-self._next, 2)
+
+    k = property(lambda self: self._in_order(0))  # type: ignore[assignment]
+    v = property(lambda self: self._in_order(1))  # type: ignore[assignment]
+    key_bias = property(lambda self: self._in_order(2))  # type: ignore[assignment]
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, far: tuple[Tensor, Tensor]) -> Tensor:
+        """Replace the oldest token (B, H, 1, .), and return the result of all and of the kernel for its query."""
+        for place, x in zip(self._slots[self._next], (k, v), strict=False):
+            place.copy_(x)
+        if self._unread_biases:
+            self._slots[self._next][2].zero_()
+            self._unread_biases -= 1
+        self._next = (self._next + 1) % self._size
+        _, value, bias = self._slots[-1]
+        value.copy_(far[0])
+        torch.sub(far[1], self.gain, out=bias)
+        biases, keys, values = self._flat
+        query = (q * self.scale).to(keys.dtype).reshape(-1, 1, q.shape[3])
+        weights = torch.baddbmm(biases, query, keys).softmax(-1)
+        return torch.bmm(weights, values).view(far[0].shape).to(q.dtype)
+
+
+def _with_one_more(x: Tensor) -> Tensor:
+    """Return room for (B, H, w + 1, ...) and one more, 0, in float32 at least."""
+    more = x.new_zeros(*x.shape[:2], 1, *x.shape[3:])
+    return torch.cat([x, more], 2).to(torch.promote_types(x.dtype, torch.float32))
