@@ -64,7 +64,7 @@ BUDGETS = {
     "klformer/lab": 21_915,
     "klformer/ops": 6_590,
     "klformer/kernels": 1_260,
-    "klformer/attention": 2_950,
+    "klformer/attention": 3_010,
     "klformer/nn": 230,
     "klformer/models": 1_550,
     "klformer/conversion": 3_370,

@@ -463,7 +463,7 @@ class NearRing(NearState):
         self._unread_biases = self._size  # how many may not be 0
         self._held = [_with_one_more(x) for x in (k, v, key_bias)]
         keys, values, biases = self._held
-        self._slots = list(zip(*(x.split(1, 2) for x in self._held), strict=True))
+        self._slots = list(zip(*(torch.split(x, 1, 2) for x in self._held), strict=True))
         self._flat = biases.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).mT, values.flatten(0, 1)
         #: Of the attention as it was: its scale of scores (H, 1, 1) and its log-gain (H, 1).
         self.stamp: Any = None
@@ -475,9 +475,9 @@ class NearRing(NearState):
     def _in_order(self, number: int) -> Tensor:
         return self._held[number][:, :, : self._size].roll(-self._next, 2)
 
-    k = property(lambda self: self._in_order(0))  # type: ignore[assignment]
-    v = property(lambda self: self._in_order(1))  # type: ignore[assignment]
-    key_bias = property(lambda self: self._in_order(2))  # type: ignore[assignment]
+    k = property(lambda self: self._in_order(0))
+    v = property(lambda self: self._in_order(1))
+    key_bias = property(lambda self: self._in_order(2))
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, far: tuple[Tensor, Tensor]) -> Tensor:
         """Replace the oldest token (B, H, 1, .), and return the result of all and of the kernel for its query."""

@@ -16,7 +16,7 @@ are one matrix product. Scores are made again in backward. They are to base 2, w
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -214,7 +214,7 @@ class _Near(torch.autograd.Function):
         layout: Layout,
     ) -> Result:
         out, log_sum = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
-        for tile in _tiles(q, k, v, bias, scale, kept, layout):
+        for tile in _tiles(_Call(q, k, v, bias, scale, kept, layout)):
             weights = tile.scores()
             largest = weights.amax(-1, keepdim=True)
             if far_log_sum is not None:
@@ -251,7 +251,7 @@ class _Near(torch.autograd.Function):
         d_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
         reference = log_sum.clamp(min=NO_KEY).unsqueeze(-1)
         d_far, d_far_log_sum = (None if x is None else torch.empty_like(x) for x in (far, far_log_sum))
-        for tile in _tiles(q, k, v, bias, scale, kept, ctx.layout):
+        for tile in _tiles(_Call(q, k, v, bias, scale, kept, ctx.layout)):
             of_out, here = tile.lay("d_out", d_out), tile.rows(tile.by_query("product", v.shape[3]))
             # What the gradient of a score has besides that of its weight.
             excess = tile.by_query("excess", 1, behind=0)
@@ -279,16 +279,21 @@ class _Near(torch.autograd.Function):
         return d_q, d_k, d_v, d_bias, d_scale, d_far, d_far_log_sum, None, None
 
 
-def _tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    kept: Tensor | None,
-    layout: Layout,
-) -> Iterator["_Tile"]:
+class _Call(NamedTuple):
+    """What tiles are parts of."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    kept: Tensor | None
+    layout: Layout
+
+
+def _tiles(call: _Call) -> Iterator["_Tile"]:
     """Yield the (batch, head) rows in tiles: whole batch entries, some heads of one, or some tokens of one row."""
+    (q, _, v, *_), layout = call, call.layout
     batch, heads, length, width = q.shape
     budget = CPU_TILE_BYTES if q.device.type == "cpu" else GPU_TILE_BYTES
     fit = max(layout.block, budget // (max(width, v.shape[3], 1) * q.dtype.itemsize))
@@ -300,26 +305,14 @@ def _tiles(
         for head in range(0, heads, head_step):
             here = slice(entry, min(entry + step, batch)), slice(head, min(head + head_step, heads))
             for start in range(0, length, tokens):
-                yield _Tile(q, k, v, bias, scale, kept, layout, band, here, start, min(start + tokens, length))
+                yield _Tile(call, band, here, start, min(start + tokens, length))
 
 
 class _Tile:
     """Some rows or tokens, laid out in blocks: queries (blocks, block, D), keys and values as the blocks see them."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        scale: Tensor | None,
-        kept: Tensor | None,
-        layout: Layout,
-        band: Tensor,
-        here: tuple[slice, slice],
-        start: int,
-        stop: int,
-    ) -> None:
+    def __init__(self, call: _Call, band: Tensor, here: tuple[slice, slice], start: int, stop: int) -> None:
+        q, k, v, bias, scale, kept, layout = call
         self._like, self._layout, self._here, self._band = q, layout, here, band
         self.heads, self._tokens = here[1], slice(start, stop)
         self._shape, seen = tuple(x.stop - x.start for x in here), layout.left + layout.right

@@ -122,6 +122,24 @@ def test_steps_and_pieces_equal_the_causal_sequence(name, window):
         torch.testing.assert_close(x, y, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.parametrize("window", [1, 7, 64])
+def test_decoding_in_place_goes_on_in_pieces(window):
+    mechanism, (q, k, v) = build("gmm-prf", window).eval(), sequences()
+    with torch.no_grad():
+        whole, state = mechanism(q, k, v, causal=True), mechanism.prepare_decoding(BATCH)
+        state = mechanism.absorb(state, k[:, :, :4], v[:, :, :4])
+        places = [x.data_ptr() for x in state._held]
+        for here in (slice(i, i + 1) for i in range(4, 11)):
+            _, state = mechanism.step(*(x[:, :, here] for x in (q, k, v)), state)
+        assert places == [x.data_ptr() for x in state._held]
+        twin = copy.deepcopy(state)
+        for here in (slice(11, 12), slice(12, LENGTH)):
+            out, state = mechanism.extend(state, *(x[:, :, here] for x in (q, k, v)))
+        torch.testing.assert_close(out, whole[:, :, 12:], atol=1e-10, rtol=1e-10)
+        out, _ = mechanism.step(*(x[:, :, 11:12] for x in (q, k, v)), twin)
+        torch.testing.assert_close(out, whole[:, :, 11:12], atol=1e-10, rtol=1e-10)
+
+
 @pytest.mark.parametrize("name", ["gmm-prf", "hedgehog"])
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("window", [2, 7])

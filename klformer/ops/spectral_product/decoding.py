@@ -52,19 +52,11 @@ class DecodingState(KernelState):
     def __reduce__(self) -> tuple[Any, ...]:
         return DecodingState, (KernelState(self.kernel, Sums(*(x.clone() for x in self.sums))),)
 
-    def absorb(
-        self,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        key_bias: Tensor | None = None,
-        backend: str = "auto",
-    ) -> KernelState:
+    def absorb_(self, k: Tensor, v: Tensor, **options: Any) -> KernelState:
         self._unscaled = False
-        return super().absorb_(k, v, key_mask=key_mask, key_bias=key_bias, backend=backend)
+        return super().absorb_(k, v, **options)
 
-    absorb_ = absorb
+    absorb = absorb_
 
     @torch.no_grad()
     def step(

@@ -192,40 +192,33 @@ class KernelState:
         Raises:
             ArgumentError: shapes do not fit the state, or each other.
         """
-        return KernelState(self.kernel, self._after(k, v, key_mask, key_bias, backend))
+        options: dict[str, Any] = {"key_mask": key_mask, "key_bias": key_bias, "backend": backend}
+        return KernelState(self.kernel, self._after(k, v, **options))
 
-    def absorb_(
-        self,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        key_bias: Tensor | None = None,
-        backend: str = "auto",
-    ) -> "KernelState":
+    def absorb_(self, k: Tensor, v: Tensor, **options: Any) -> "KernelState":
         """Absorb more keys and values in place, without gradients; return the state itself.
 
         Args:
             k: Keys (B, H, S, D).
             v: Values (B, H, S, E).
-            key_mask: (B, S), True = keep.
-            key_bias: Log-weights of the keys besides the envelope of the kernel, (B or 1, H or 1, S).
-            backend: As in `spectral_product`.
+            **options: As in `absorb`.
 
         Raises:
             ArgumentError: as `absorb`.
         """
         with torch.no_grad():
-            for place, x in zip(self.sums, self._after(k, v, key_mask, key_bias, backend), strict=True):
+            for place, x in zip(self.sums, self._after(k, v, **options), strict=True):
                 place.copy_(x)
         return self
 
-    def _after(self, k: Tensor, v: Tensor, key_mask: Tensor | None, key_bias: Tensor | None, backend: str) -> Sums:
+    def _after(self, k: Tensor, v: Tensor, **options: Any) -> Sums:
         heads, dim = self.num_heads, self.head_dim
-        check_operands(k, k, v, key_mask=key_mask, num_heads=heads, head_dim=dim, value_dim=self.value_dim)
+        check_operands(
+            k, k, v, key_mask=options.get("key_mask"), num_heads=heads, head_dim=dim, value_dim=self.value_dim
+        )
         self._check_batch(k)
         self._check_kernel()
-        own = absorb(self.kernel, k, v, key_mask=key_mask, key_bias=key_bias, backend=backend)
+        own = absorb(self.kernel, k, v, **options)
         return merged(self.sums, own.sums)
 
     def read(self, q: Tensor, *, backend: str = "auto") -> Tensor:
