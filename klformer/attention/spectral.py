@@ -87,11 +87,7 @@ class SpectralAttention(AttentionMechanism):
 
     @abstractmethod
     def present(self) -> SpectralKernel:
-        """Make the kernel of the present frequencies.
-
-        Returns:
-            What the product takes.
-        """
+        """Return the kernel of the present frequencies."""
 
     def key_bias(
         self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None
@@ -102,44 +98,32 @@ class SpectralAttention(AttentionMechanism):
             present: What `present` gives.
             k: Keys (B, H, S, D).
             key_mask: (B or 1, H or 1, S), True = keep.
-            key_bias: Those that are given.
-
-        Returns:
-            All of them; None for 0.
+            key_bias: Those that are given, which are among them.
         """
         return key_bias
 
     def as_query(self, q: Tensor) -> Tensor:
-        """Make queries what the kernel takes.
+        """Return queries (B, H, L, .) as the kernel takes them.
 
         Args:
             q: (B, H, L, D).
-
-        Returns:
-            (B, H, L, .)
         """
         return q
 
     def as_key(self, k: Tensor) -> Tensor:
-        """Make keys what the kernel takes.
+        """Return keys (B, H, S, .) as the kernel takes them.
 
         Args:
             k: (B, H, S, D).
-
-        Returns:
-            (B, H, S, .)
         """
         return k
 
     def query_log_weights(self, present: SpectralKernel, q: Tensor) -> Tensor | None:
-        """Return the envelope of queries, which counts beside near keys.
+        """Return the envelope of queries (B, H, L), which counts beside near keys; None for 0.
 
         Args:
             present: What `present` gives.
             q: Queries (B, H, L, D).
-
-        Returns:
-            (B, H, L); None for 0.
         """
         return None
 

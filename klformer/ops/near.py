@@ -16,7 +16,7 @@ are one matrix product. Scores are made again in backward. They are to base 2, w
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,38 +127,10 @@ def merge_results(first: Result, second: Result) -> Result:
     """
     (out, log_sum), (other, its) = first, second
     # -inf less -inf is not a number; this is, and as far below all others.
-    operands = out, log_sum.clamp(min=NO_KEY), other, its.clamp(min=NO_KEY)
-    traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or is_transformed(*operands)
-    merged, total = _merge(operands) if traced else _Merge.apply(*operands)  # type: ignore[no-untyped-call]
-    return merged, total.masked_fill(total < NO_KEY / 2, -torch.inf)
-
-
-def _merge(operands: Sequence[Tensor | None]) -> Result:
-    """Return what `_Merge` does, in plain operations."""
-    out, mine, other, its = cast(tuple[Tensor, Tensor, Tensor, Tensor], tuple(operands))
-    share = (its - mine).sigmoid().unsqueeze(-1)
-    return out + share.to(out.dtype) * (other - out), torch.logaddexp(mine, its)
-
-
-class _Merge(torch.autograd.Function):
-    """One node of autograd's graph: its own operations would write out five tensors of the size of a result."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, mine: Tensor, other: Tensor, its: Tensor) -> Result:
-        share = (its - mine).sigmoid()
-        ctx.save_for_backward(out, mine, other, its, share)
-        return torch.lerp(out, other, share.unsqueeze(-1).to(out.dtype)), torch.logaddexp(mine, its)
-
-    @staticmethod
-    def backward(ctx: Any, d_merged: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
-        *operands, share = ctx.saved_tensors
-        if is_derived_again(d_merged) or is_derived_again(d_total):
-            return tuple(gradients_of(_merge, operands, ctx.needs_input_grad, (d_merged, d_total)))
-        out, _, other, _ = operands
-        d_other = d_merged * share.unsqueeze(-1).to(d_merged.dtype)
-        d_share = torch.sub(other, out).mul_(d_merged).sum(-1, dtype=share.dtype)
-        slope, of_its = d_share * share * (1 - share), share * d_total
-        return d_merged - d_other, d_total - of_its - slope, d_other, of_its + slope
+    mine, its = log_sum.clamp(min=NO_KEY), its.clamp(min=NO_KEY)
+    share = (its - mine).sigmoid().unsqueeze(-1).to(out.dtype)
+    total = torch.logaddexp(mine, its)
+    return torch.lerp(out, other, share), total.masked_fill(total < NO_KEY / 2, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -458,17 +430,16 @@ def _plain(operands: Sequence[Tensor | None], kept: Tensor | None, layout: Layou
     assert k is not None
     assert v is not None
     q = q if scale is None else q * scale[:, None, None]
-    by_query = torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
-    near = (_plain_by_query if by_query else _plain_in_blocks)(q, k, v, bias, kept, layout)
+    near = _plain_near(q, k, v, bias, kept, layout)
     return near if far is None or far_log_sum is None else merge_results((far, far_log_sum), near)
 
 
-def _plain_in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
-) -> Result:
+def _plain_near(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout) -> Result:
     """Return the result of neighbours alone."""
     length, size = q.shape[2], layout.block
-    num_blocks = (length + size - 1) // size
+    # In a program that is exported the length is a symbol: there are at least two blocks, so that no axis is one.
+    exporting = torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    num_blocks = (length + size - 1) // size + exporting
     starts = size * torch.arange(num_blocks, device=q.device)[:, None]
     # Places of keys as a block sees them, and where they are none.
     places = starts + torch.arange(layout.reach, device=q.device) + (layout.before - layout.left)
@@ -490,28 +461,6 @@ def _plain_in_blocks(
     log_sum = scores.logsumexp(-1)
     none = log_sum < NO_KEY
     weights = (scores - log_sum.unsqueeze(-1)).exp().masked_fill(none.unsqueeze(-1), 0)
-    out = (weights @ v[:, :, places]).flatten(2, 3)[:, :, :length]
-    return out, log_sum.masked_fill(none, -torch.inf).flatten(2, 3)[:, :, :length]
-
-
-def _plain_by_query(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: Tensor | None, layout: Layout
-) -> Result:
-    """Return what `_plain_in_blocks` does without blocks, whose number a program for any length would have to know."""
-    length, num_keys = q.shape[2], k.shape[2]
-    if kept is not None:
-        k, v = (x.masked_fill(~kept.unsqueeze(-1), 0) for x in (k, v))
-    places = torch.arange(length, device=q.device)[:, None] + (layout.before - layout.left)
-    places = places + torch.arange(layout.left + layout.right + 1, device=q.device)  # (L, keys)
-    nowhere = (places < 0) | (places >= num_keys)
-    places = torch.where(nowhere, num_keys, places)  # a key behind the last one
-    k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
-    scores = (k[:, :, places] @ q.unsqueeze(-1)).squeeze(-1)  # (B, H, L, keys)
-    if bias is not None:
-        scores = scores + pad(bias, (0, 1))[:, :, places]
-    hidden = nowhere if kept is None else nowhere | ~pad(kept, (0, 1))[:, :, places]
-    scores = scores.masked_fill(hidden, -torch.inf).clamp(min=2 * NO_KEY)
-    log_sum = scores.logsumexp(-1)
-    none = log_sum < NO_KEY
-    weights = (scores - log_sum.unsqueeze(-1)).exp().masked_fill(none.unsqueeze(-1), 0)
-    return (weights.unsqueeze(-2) @ v[:, :, places]).squeeze(-2), log_sum.masked_fill(none, -torch.inf)
+    here, out = torch.arange(length, device=q.device), weights @ v[:, :, places]
+    log_sum = log_sum.masked_fill(none, -torch.inf)
+    return out.flatten(2, 3).index_select(2, here), log_sum.flatten(2, 3).index_select(2, here)

@@ -166,6 +166,8 @@ class _Columns:
         self._digits = DIGITS.get(dtype, 1)
         widest = max(call.head_dim, call.value_dim) + self._digits
         self._width = -(-widest // self.kernel.multiple) * self.kernel.multiple
+        self._zero = torch.zeros((), dtype=dtype, device=call.device)
+        self._one = self._zero + 1
 
     def absorbing(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Return frequencies as queries, keys and values."""
@@ -192,7 +194,7 @@ class _Columns:
         """Return the gradients of what one attention was given."""
         digits = self._split(-d_log_sum)
         return self.kernel.backward(
-            self._padded(d_out, torch.ones_like(digits)), *given, self._padded(out, digits), log_sum
+            self._padded(d_out, self._one.expand(digits.shape)), *given, self._padded(out, digits), log_sum
         )
 
     def _weighted(self, x: Tensor, log_weights: Tensor) -> Tensor:
@@ -201,23 +203,25 @@ class _Columns:
 
     def _split(self, x: Tensor) -> Tensor:
         """Return numbers (B, H, length) as columns (B, H, length, 1 or more) whose sum they are."""
-        x, found = x.clamp(min=NOTHING.get(self._dtype, NO_KEY)), []
-        for _ in range(self._digits):
-            found.append(x.to(self._dtype))
+        x = x.clamp(min=NOTHING.get(self._dtype, NO_KEY)).unsqueeze(-1)
+        found = [x.to(self._dtype)]
+        while len(found) < self._digits:
             x = x - found[-1]
-        return torch.stack(found, dim=-1)
+            found.append(x.to(self._dtype))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def _padded(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Return x and some columns, filled up with zeros."""
         x = x.to(self._dtype)
-        x = x if columns is None else torch.cat([x, columns], dim=-1)
-        return pad(x, (0, self._width - x.shape[-1]))
+        if columns is None:
+            return pad(x, (0, self._width - x.shape[-1]))
+        missing = self._width - x.shape[-1] - columns.shape[-1]
+        return torch.cat([x, columns, self._zero.expand(*x.shape[:-1], missing)], dim=-1)
 
     def _ones(self, length: int) -> Tensor:
         """Return what columns of numbers are multiplied by."""
         call = self._call
-        one = torch.ones((), dtype=self._dtype, device=call.device)
-        return one.expand(call.batch_size, call.num_heads, length, self._digits)
+        return self._one.expand(call.batch_size, call.num_heads, length, self._digits)
 
     def _omega(self) -> Tensor:
         omega = self._call.kernel.omega

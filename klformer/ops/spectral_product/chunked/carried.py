@@ -30,8 +30,8 @@ class Carried:
         call, pairs = tile.call, 1 if tile.pair_offset is None else 2
         shape = (tile.num_rows, pairs * (call.value_dim + 1), call.num_features)
         state = torch.empty(shape, dtype=tile.dtype, device=call.device)
-        shift = tile.new_zeros(1, call.num_scales).fill_(NO_KEY)
-        return Carried(state, tile.new_zeros(call.value_dim + 1, 1), shift)
+        shift = state.new_full((tile.num_rows, 1, call.num_scales), NO_KEY)
+        return Carried(state, no_total(tile), shift)
 
     @staticmethod
     def empty(tile: Tile) -> "Carried":
@@ -65,6 +65,13 @@ class Carried:
             yield slice(number * size, (number + 1) * size), rows
         if tile.smoothing is not None:
             yield slice(-1, None), self.total
+
+
+def no_total(tile: Tile) -> Tensor:
+    """Return the total of no key, (n, E + 1, 1); without smoothing one for all rows, that nobody changes."""
+    if tile.smoothing is not None:
+        return tile.new_zeros(tile.call.value_dim + 1, 1)
+    return torch.zeros((), dtype=tile.dtype, device=tile.call.device).expand(tile.num_rows, tile.call.value_dim + 1, 1)
 
 
 def sums_before(tile: Tile, unit: float) -> Carried:

@@ -61,7 +61,7 @@ def weighted_values(values: Tensor, weights: Tensor | None) -> Tensor:
     num_values = values.shape[2]
     rows = values.new_empty(values.shape[0], num_values + 1, values.shape[1])
     rows[:, :num_values] = values.transpose(1, 2)
-    rows[:, num_values] = 1
+    rows[:, num_values].fill_(1)
     return rows if weights is None else rows.mul_(weights)
 
 
