@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
+from textwrap import wrap
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import tyro
@@ -11,6 +12,7 @@ import tyro
 from klformer.checks import suggestion
 from klformer.config import Config, NotAllowedError, describe_problems, reading_flags
 from klformer.errors import ArgumentError
+from klformer.lab.cli.help import help_of, help_topic
 from klformer.registry import Registry
 
 Options = TypeVar("Options")
@@ -43,6 +45,9 @@ def read_options(
         default: What is taken where nothing is given; that of the fields, if None.
     """
     given: dict[str, Any] = {} if default is None else {"default": default}
+    if (topic := help_topic(arguments)) is not None:
+        print(help_of(options, prog, topic, **given), end="")
+        raise SystemExit(0)
     try:
         with reading_flags():
             found, unread = tyro.cli(options, args=arguments, prog=prog, return_unknown_args=True, **given)
@@ -85,13 +90,12 @@ def group(description: str, modules: Registry[str]) -> Command[Any]:
             command = _command_of(modules[arguments[0]])
             options = command.parse(arguments[1:], f"{prog} {arguments[0]}")
             return lambda: command.run(options)
-        tyro.extras.subcommand_cli_from_dict(
-            {name: _options_of(import_module(modules[name]).run) for name in modules},
-            args=arguments,
-            prog=prog,
-            description=f"{description} `{prog} NAME --help` says more.",
-        )
-        raise AssertionError("tyro ends the process without a command")
+        lines = [f"usage: {prog} NAME [OPTIONS]", "", description, f"`{prog} NAME --help` says more.", ""]
+        for name in modules:
+            what = (_options_of(import_module(modules[name]).run).__doc__ or "").strip().partition("\n\n")[0]
+            lines += wrap(f"  {name:12s} {' '.join(what.split())}", 80, subsequent_indent=" " * 15)
+        print("\n".join(lines))
+        raise SystemExit(0 if arguments else 2)
 
     return Command(parse, lambda chosen: chosen())
 

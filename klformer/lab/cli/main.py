@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from textwrap import wrap
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -55,23 +56,28 @@ COMMANDS = {
     "data": Entry("klformer.lab.cli.data", "generate data, check it, or say where it is"),
     "recommend": Entry("klformer.lab.cli.recommend", "which attention to use for a length, with the numbers behind it"),
     "doctor": Entry("klformer.lab.cli.doctor", "check every backend on this device, and time it beside softmax"),
+    "completion": Entry("klformer.lab.cli.completion", "print a script that completes commands in bash, zsh or fish"),
     "list": Entry("klformer.lab.cli.listing", "attentions with their options, tasks and presets"),
 }
 
 USAGE = """\
-klformer: Transformers whose attention kernel is learned from data, linear in the sequence length.
+klformer: Transformers whose attention kernel is learned from data, linear in
+the sequence length.
 
 usage: klformer COMMAND [OPTIONS]        klformer COMMAND --help says more
 
 {commands}
 
 Before the command:
-  --plugin MODULE   import a module, or a file like path/to/plugin.py, that registers attentions or tasks of your own;
-                    may be given several times
-  --backend NAME    who computes the products of kernels, yours or one of ours; if not given, chosen for each call
+  --plugin MODULE   import a module, or a file like path/to/plugin.py, that
+                    registers attentions or tasks of your own; may be given
+                    several times
+  --backend NAME    who computes the products of kernels, yours or one of ours;
+                    if not given, chosen for each call
   --version         say the version
 
-A first try:  klformer train --task sparsity --attention gmm-rks --training.max-steps 300
+A first try:
+  klformer train --task sparsity --attention gmm-rks --training.max-steps 300
 """
 
 
@@ -112,7 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _call(arguments: Sequence[str]) -> None:
     plugins, backend, arguments = _split_first(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        lines = (f"  {name:10s} {entry.summary}" for name, entry in COMMANDS.items())
+        lines = []
+        for name, entry in COMMANDS.items():
+            lines += wrap(f"  {name:10s} {entry.summary}", 80, subsequent_indent=" " * 13, break_on_hyphens=False)
         print(USAGE.format(commands="\n".join(lines)), end="")
         raise SystemExit(0 if arguments else 2)
     if arguments == ["--version"]:
@@ -237,13 +245,9 @@ def _fail_unexpectedly(error: Exception, arguments: Sequence[str]) -> NoReturn:
         _fail(f"out of memory{reason}: a smaller --training.batch-size, --data.max-len or model takes less", 1)
     print_exception(error)
     plugins = os.environ.get("KLFORMER_PLUGINS")
-    whose = (
-        f"this is a bug of the plugin {plugins}, or of klformer. If not the plugin's, p"
-        if plugins
-        else ("this is a bug of klformer. P")
-    )
+    whose = f"klformer, or of the plugin {plugins}" if plugins else "klformer"
     _fail(
-        f"{whose}lease report the lines above, "
+        f"this is a bug of {whose}. Please report the lines above, "
         f"with the version, {klformer.__version__}, and the command: {shlex.join(['klformer', *arguments])}",
         1,
     )

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import tyro
 
 from klformer.errors import ArgumentError, DataError
-from klformer.lab.cli.command import Command
+from klformer.lab.cli.command import Command, read_options
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.predict import predict_file
@@ -57,9 +57,9 @@ def parse(arguments: Sequence[str], prog: str) -> Predict:
     named = next((RunFolder(Path(word)) for word in arguments if not word.startswith("-")), None)
     if named is None or not named.is_run():
         # Without a run to take defaults from: what is wrong, or the help, comes from here.
-        return tyro.cli(Predict, args=arguments, prog=prog)
+        return read_options(Predict, arguments, prog)
     default = Predict(run=tyro.MISSING, input=tyro.MISSING, out=tyro.MISSING, data=named.config().data)
-    return tyro.cli(Predict, args=arguments, prog=prog, default=default)
+    return read_options(Predict, arguments, prog, default=default)
 
 
 def run(options: Predict) -> None:

@@ -16,6 +16,8 @@ from klformer.lab.tokens import Tokens, TokensConfig, make_tokens, tokens_from_j
 InputKind = Literal["text", "integers", "floats"]
 #: More different whole numbers than this are a measurement, not a vocabulary.
 MOST_INTEGERS = 65_535
+#: The largest whole number that a float holds with all below it.
+MOST = 2**53
 
 
 class Inputs(ABC):
@@ -94,8 +96,8 @@ class IntegerInputs(Inputs):
     @staticmethod
     def parse(cells: Sequence[Any]) -> AnyArray:
         numbers = _numbers(cells[0])
-        if numbers.ndim != 1 or (numbers != np.round(numbers)).any():
-            raise ValueError("must hold whole numbers; --data.inputs floats reads others")
+        if numbers.ndim != 1 or (numbers != np.round(numbers)).any() or (abs(numbers) > MOST).any():
+            raise ValueError("must hold whole numbers below 2^53; --data.inputs floats reads others")
         return numbers.astype(np.int64)
 
     def shape(self, max_len: int) -> InputShape:
@@ -180,7 +182,7 @@ def _numbers(cell: Any) -> AnyArray:
         cell = [cell]
     try:
         numbers = np.asarray(cell, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"must hold numbers: {error}") from error
     if numbers.ndim not in (1, 2) or numbers.size == 0:
         raise ValueError(f"must hold a sequence of numbers, got {cell!r}")

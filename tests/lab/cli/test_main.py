@@ -1,6 +1,7 @@
 """The command line, typed as a user would."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -157,13 +158,54 @@ def test_help_is_for_newcomers(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out
-    assert all(f"\n  {name} " in out and entry.summary in out for name, entry in COMMANDS.items())
-    assert all(len(line) <= 120 for line in out.splitlines())
-    with pytest.raises(SystemExit):
-        main(["train", "--task", "text", "--preset", "paper", "--help"])
-    out = capsys.readouterr().out
+    words = " ".join(out.split())
+    assert all(f"\n  {name} " in out and entry.summary in words for name, entry in COMMANDS.items())
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def helped(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main([*arguments])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_of_many_options_shows_the_first_group_and_names_the_others(capsys):
+    out = helped(capsys, "train", "--task", "text", "--preset", "paper", "--help")
     assert "klformer train --task" in out
-    assert "(default: 20000)" in out
+    assert "  --seed INT\n" in out
+    assert "--training.* batch-size" in out
+    assert "--training.batch-size" not in out
+    assert len(out.splitlines()) < 60
+    of_training = helped(capsys, "train", "--task", "text", "--preset", "paper", "--help", "training")
+    assert "(default: 20000)" in of_training
+    assert "--data.root {None}" not in of_training
+    whole = helped(capsys, "train", "--help", "all")
+    assert all(f"--{name}" in whole for name in ("seed INT", "data.root", "training.max-steps", "model.num-layers"))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("doctor", "export")])
+def test_help_fits_80_columns(name, capsys):
+    for topic in ([], ["all"]):
+        out = helped(capsys, name, "--help", *topic)
+        assert out.startswith(f"usage: klformer {name}")
+        assert [line for line in out.splitlines() if len(line) > 80 and not line.strip().startswith("--")] == []
+        assert "(default" in out or name in ("analyze", "bench", "completion", "list")
+
+
+def test_completion(capsys):
+    bash = run(capsys, "completion", "bash")
+    assert "complete -o default -F _klformer klformer" in bash
+    assert all(word in bash for word in (*COMMANDS, "--data.text-column", "gmm-rks", "eigenvalues", "listops"))
+    assert subprocess.run(["bash", "-n"], input=bash, text=True, check=False).returncode == 0
+    script = f"{bash}\nCOMP_WORDS=(klformer train --data.tr); COMP_CWORD=2; _klformer; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True)
+    assert sorted(done.stdout.split()) == ["--data.train", "--data.train-limit"]
+    assert run(capsys, "completion", "zsh").startswith("autoload -U +X bashcompinit")
+    assert "complete -c klformer -n '__fish_seen_subcommand_from train' -l data.train" in run(
+        capsys, "completion", "fish"
+    )
+    assert "invalid choice" in fails(capsys, 2, "completion", "tcsh")
 
 
 def test_curves_are_drawn(home, capsys):
@@ -225,7 +267,7 @@ def test_a_group_names_its_commands_and_each_has_its_own_help(capsys):
 def test_help_shows_the_data_options_of_the_task_alone(capsys, command):
     for task, shown in (("sparsity", True), ("text", False)):
         with pytest.raises(SystemExit):
-            main([command, "--task", task, "--help"])
+            main([command, "--task", task, "--help", "data"])
         assert ("--data.sparsity" in capsys.readouterr().out) is shown
 
 

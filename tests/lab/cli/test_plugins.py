@@ -167,7 +167,7 @@ def test_what_a_plugin_gives_is_not_taken_for_ours(home, capsys):
     error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "beyond", "--attention", "softmax", *TINY[2:])
     assert "train of beyond has the token id 8; ids must be below 3, the size of the vocabulary" in error
     error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "sparsity", "--attention", "misshapen", *TINY)
-    assert "this is a bug of the plugin bad_plug, or of klformer" in error
+    assert "this is a bug of klformer, or of the plugin bad_plug. Please report" in error
 
 
 def test_memory_that_is_not_there_is_no_bug(home, capsys, monkeypatch):

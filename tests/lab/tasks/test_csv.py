@@ -133,7 +133,11 @@ BAD = "data.csv"
         (b"text,label\nx,1\ny,1\n", {}, "the column of labels must have two classes or more, got only '1'"),
         (b"text,label\nx,a\n", {"target": "number"}, "must be a finite number, got 'a'; --data.target classes"),
         (b"text,label\n1 2,a\n1 x,b\n", {"inputs": "integers"}, "line 3: must hold numbers: .*'x'"),
-        (b"text,label\n1 2.5,a\n", {"inputs": "integers"}, "line 2: must hold whole numbers; --data.inputs floats"),
+        (
+            b"text,label\n1 2.5,a\n",
+            {"inputs": "integers"},
+            "line 2: must hold whole numbers below .*; --data.inputs floats",
+        ),
         (b"text,label\n1 nan,a\n", {"inputs": "floats"}, "line 2: must hold finite numbers"),
         (b'text,label\n"x,1\n', {}, r"line 2: can't be parsed: .*--data\.no-quoted"),
         (
