@@ -58,11 +58,14 @@ def test_nothing_installed_imports_what_is_not():
     assert not wrong
 
 
+#: Counted apart, and in no folder above it.
+APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
     "klformer": 40_300,
     "klformer/lab": 21_915,
-    "klformer/ops": 6_565,
+    "klformer/ops": 6_590,  # without the kernels for GPUs
+    "klformer/ops/triton": 890,
     "klformer/kernels": 1_260,
     "klformer/attention": 2_995,
     "klformer/nn": 230,
@@ -80,14 +83,15 @@ BUDGETS = {
     "klformer/lab/tokens": 460,
     "klformer/lab/training": 3_130,
     "research": 4_030,
-    "benchmarks": 600,
+    "benchmarks": 750,
     "docs": 480,
 }
 
 
 @pytest.mark.parametrize("folder", BUDGETS)
 def test_a_folder_keeps_to_its_budget(folder):
-    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+    files = [path for path in (ROOT / folder).rglob("*.py") if APART not in path.parents or ROOT / folder == APART]
+    lines = sum(len(path.read_text().splitlines()) for path in files)
     assert 0 < lines <= BUDGETS[folder]
 
 
@@ -105,7 +109,8 @@ def test_the_laboratory_names_its_packages():
 def test_the_library_imports_three_packages():
     files = [path for path in PACKAGE.rglob("*.py") if not room_of(path).startswith("lab")]
     imported = {name for path in files for name in modules_of(path)} - set(sys.stdlib_module_names)
-    where_used = {"numpy", "pytest", "transformers"}  # types, contracts, conversion
+    # Types, contracts, conversion, kernels for GPUs.
+    where_used = {"numpy", "pytest", "transformers", "triton"}
     assert imported == {"klformer", "torch", "safetensors", "pydantic"} | where_used
 
 
@@ -113,6 +118,10 @@ def test_transformers_is_imported_in_one_folder():
     users = [p for p in PACKAGE.rglob("*.py") if "transformers" in modules_of(p)]
     assert users
     assert all(p.parent == PACKAGE / "conversion" / "hf" for p in users)
+
+
+def test_triton_is_imported_in_one_folder():
+    assert {p.parent for p in PACKAGE.rglob("*.py") if "triton" in modules_of(p)} == {APART}
 
 
 def modules_of(path):

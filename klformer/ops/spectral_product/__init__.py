@@ -44,8 +44,10 @@ from klformer.ops.spectral_product.operands import Call, SpectralKernel, Sums, c
 from klformer.ops.spectral_product.plain import PlainBackend
 from klformer.ops.spectral_product.reference import ReferenceBackend
 from klformer.ops.spectral_product.state import KernelState, absorb, causal, read
+from klformer.ops.triton.backend import TritonBackend
 
 register_backend("flash", FlashBackend(priority=10, on_cpu=False))
+register_backend("triton", TritonBackend())
 register_backend("chunked", ChunkedBackend())
 # Below `chunked`, which serves every call: only who asks for them gets them.
 register_backend("flash_cpu", FlashBackend(priority=-5))

@@ -311,9 +311,10 @@ def _memory(backend: Backend, feature_map: str, device: torch.device, sources: l
 
 
 def _sources(backend: Backend) -> list[Path]:
-    """Return the file that a backend is written in; if that is a package's, all files of its folder; nothing for a
-    class that was typed in."""
-    path = Path(getattr(sys.modules.get(type(backend).__module__), "__file__", None) or "")
+    """Return the file that a backend is written in, for one of ours all of its folder; nothing for a class that was
+    typed in."""
+    module = type(backend).__module__
+    path = Path(getattr(sys.modules.get(module), "__file__", None) or "")
     if path.suffix != ".py":
         return []
-    return sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+    return sorted(path.parent.glob("*.py")) if module.startswith("klformer.") else [path]

@@ -1,0 +1,141 @@
+"""`bench kernels`: the kernels for GPUs as machine code of real devices, built without one.
+
+Registers and spills are those that the assemblers say: ptxas of the Triton wheel, and LLVM for AMD. A spill is a number
+that did not fit into registers and is written to memory, bytes for NVIDIA and registers for AMD.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from klformer.errors import ArgumentError, check_extra
+from klformer.lab.bench.report import as_table, write_report
+from klformer.lab.environment import describe_machine
+from klformer.lab.terminal import make_console
+
+#: Kernels as they are launched, by name: the function in `klformer/ops/triton/prf.py` and its constants.
+KERNELS: Mapping[str, tuple[str, dict[str, bool]]] = {
+    "envelope": ("envelope_kernel", {"HAS_MASK": True, "HAS_BIAS": True, "SIMPLEX": True}),
+    "states": ("states_kernel", {"GRADIENT": False, "HAS_A": False, "REVERSE": False}),
+    "states, backward": ("states_kernel", {"GRADIENT": True, "HAS_A": True, "REVERSE": True}),
+    "read": ("attend_kernel", {"CAUSAL": False}),
+    "causal": ("attend_kernel", {"CAUSAL": True}),
+    "gradients of queries": ("gradients_kernel", {"KEYS": False, "PAIRS": False, "SIMPLEX": False}),
+    "gradients of keys": ("gradients_kernel", {"KEYS": True, "PAIRS": False, "SIMPLEX": True}),
+    "causal, of queries": ("gradients_kernel", {"KEYS": False, "PAIRS": True, "SIMPLEX": False}),
+    "causal, of keys": ("gradients_kernel", {"KEYS": True, "PAIRS": True, "SIMPLEX": True}),
+}
+#: Devices by name: Triton's backend, the architecture, and the threads of a warp.
+DEVICES = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+#: Arguments that are numbers and no integers; and the tensors that are stored as queries are.
+FLOATS, TOKENS = ("coefficient", "log_r"), ("Q", "K", "V", "X", "Y", "OUT", "D_OUT", "DQ", "DK", "DV")
+
+
+@dataclass(frozen=True)
+class KernelsBench:
+    """Registers, spills and shared memory of the kernels for GPUs, compiled without one.
+
+    Example: klformer --plugin benchmarks bench kernels --devices sm_80 --head-dim 64
+    """
+
+    devices: tuple[str, ...] = tuple(DEVICES)
+    """Devices that are compiled for."""
+    kernels: tuple[str, ...] = tuple(KERNELS)
+    """Kernels."""
+    types: tuple[str, ...] = ("bf16", "fp32")
+    """What queries, keys and values are stored in."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    json: Path | None = None
+    """Write all figures to this file."""
+
+
+def run(options: KernelsBench) -> None:
+    """Compile, print the table, and write the figures where they were asked for.
+
+    Raises:
+        ArgumentError: there is no such device or kernel.
+        MissingExtraError: Triton is not installed.
+    """
+    check_extra("triton", "this benchmark", ["triton"])
+    for name, given, known in (("devices", options.devices, DEVICES), ("kernels", options.kernels, KERNELS)):
+        if strange := set(given) - set(known):
+            raise ArgumentError(f"{name} must be of {', '.join(known)}, got {', '.join(sorted(strange))}")
+    console, results = make_console(100), list(compiled(options))
+    cells = [{name: str(value) for name, value in row.items()} for row in results]
+    console.print(as_table(cells, title=f"D=E={options.head_dim}"))
+    write_report(options.json, describe_machine(), {"options": asdict(options), "results": results}, console)
+
+
+def compiled(options: KernelsBench) -> Iterator[dict[str, Any]]:
+    """Yield what every kernel takes on every device."""
+    from klformer.ops.triton.launches import Blocks
+
+    for device in options.devices:
+        for stored in options.types:
+            sizes = (options.head_dim, options.head_dim)
+            blocks = Blocks.of(*sizes, half=stored == "bf16", hip=device.startswith("gfx"))
+            for name in options.kernels:
+                yield {"device": device, "type": stored, "kernel": name, **_compile(name, device, stored, blocks)}
+
+
+def _compile(name: str, device: str, stored: str, blocks: Any) -> dict[str, int]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from klformer.ops.triton import prf
+
+    function, constants = KERNELS[name]
+    kernel = getattr(prf, function)
+    always = {"HAS_MASK", "HAS_BIAS", "HAS_A", "HAS_0", "HAS_EXACT", "STORE"}
+    given: dict[str, Any] = {x: True for x in always if x in kernel.arg_names} | constants
+    given |= {x: value for x, value in blocks.constants.items() if x in kernel.arg_names}
+    signature, aligned = {}, {}
+    for index, argument in enumerate(kernel.arg_names):
+        signature[argument] = "constexpr" if argument in given else _type(argument, stored)
+        # What is known at run time, too: tensors begin and rows end at multiples of 16.
+        if signature[argument][0] == "*" or argument in ("L", "S", "length", "D", "E") or argument[1:2] == "_":
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned)
+    options = {"num_warps": blocks.warps, "num_stages": 1}
+    found = triton.compile(source, target=GPUTarget(*DEVICES[device]), options=options)
+    used = _of_amd(found.asm["amdgcn"]) if "amdgcn" in found.asm else _of_nvidia(found.asm["ptx"], device)
+    return used | {"shared": found.metadata.shared}
+
+
+def _type(argument: str, stored: str) -> str:
+    if argument in FLOATS:
+        return "fp32"
+    if argument in ("L", "S", "H", "R", "D", "E") or not argument.isupper():
+        return "i32"
+    return f"*{({'LOST': 'i32', 'MASK': 'i1'} | dict.fromkeys(TOKENS, stored)).get(argument, 'fp32')}"
+
+
+def _of_nvidia(ptx: str, device: str) -> dict[str, int]:
+    import triton
+
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernel.ptx").write_text(ptx)
+        target = f"{device}a" if device == "sm_90" else device
+        command: Sequence[str | Path] = (assembler, "-v", f"--gpu-name={target}", "kernel.ptx", "-o", "kernel.cubin")
+        said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stderr
+    return {"registers": _number(r"Used (\d+) registers", said), "spilt": _number(r"(\d+) bytes spill stores", said)}
+
+
+def _of_amd(assembly: str) -> dict[str, int]:
+    return {
+        "registers": _number(r"\.vgpr_count:\s*(\d+)", assembly),
+        "spilt": _number(r"\.vgpr_spill_count:\s*(\d+)", assembly),
+    }
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return int(found[1])
