@@ -8,13 +8,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from klformer.errors import ArgumentError, check_extra
-from klformer.lab.bench.report import as_table, write_report
+from klformer.lab.bench.report import write_report
 from klformer.lab.environment import describe_machine
+from klformer.lab.tables import Table
 from klformer.lab.terminal import make_console
 
 #: Kernels as they are launched, by name: the function in `klformer/ops/triton/prf.py` and its constants.
@@ -67,7 +68,7 @@ def run(options: KernelsBench) -> None:
             raise ArgumentError(f"{name} must be of {', '.join(known)}, got {', '.join(sorted(strange))}")
     console, results = make_console(100), list(compiled(options))
     cells = [{name: str(value) for name, value in row.items()} for row in results]
-    console.print(as_table(cells, title=f"D=E={options.head_dim}"))
+    replace(Table.of(cells), title=f"D=E={options.head_dim}").print(console)
     write_report(options.json, describe_machine(), {"options": asdict(options), "results": results}, console)
 
 
