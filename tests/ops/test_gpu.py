@@ -94,7 +94,7 @@ def test_on_cuda_torchs_kernels_are_taken_in_the_precisions_that_they_have(simpl
 
 @pytest.mark.parametrize(
     ("product", "most"),
-    # Counted: 89, 104, 158, 889 and 206; another torch may cut an operation in two.
+    # Counted: 89, 104, 158, 886 and 206; another torch may cut an operation in two.
     [("prf flash", 94), ("prf", 108), ("rks", 166), ("prf causal", 930), ("rks causal", 216)],
 )
 def test_a_gpu_has_few_launches(product, most):
