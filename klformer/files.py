@@ -36,6 +36,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         FileError: it can't be written; `path` is as before then.
     """
+    if "\0" in str(path):
+        raise FileError(f"no file can be named {str(path)!r}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

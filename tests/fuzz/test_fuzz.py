@@ -18,7 +18,8 @@ def test_nearly_right_inputs_are_read_or_refused_in_words(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("own", 961), ("tables", 1080), ("tables", 10176), ("plugins", 76), ("plugins", 4242)]
+    ("name", "number"),
+    [("own", 961), ("commands", 321), ("tables", 1080), ("tables", 10176), ("plugins", 76), ("plugins", 4242)],
 )
 def test_what_has_crashed_once_does_not_again(name, number, tmp_path):
     assert fuzz(name, tmp_path, first=number, inputs=1)[1] == {}

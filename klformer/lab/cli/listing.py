@@ -1,6 +1,7 @@
 """`klformer list`: attentions with their options, tasks and presets, those of plugins too."""
 
 from dataclasses import dataclass
+from textwrap import wrap
 
 from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
 from klformer.attention.registry import ATTENTIONS
@@ -10,6 +11,9 @@ from klformer.lab.tables import Table
 from klformer.lab.tasks import TASKS, task_names
 from klformer.lab.terminal import make_console
 
+#: Columns below which tables are of no use.
+LEAST = 80
+
 
 @dataclass(frozen=True)
 class List:
@@ -17,13 +21,19 @@ class List:
 
 
 def run(options: List) -> None:
-    """Print two tables, of attentions and of tasks."""
+    """Print two tables, of attentions and of tasks; paragraphs where columns would be a few letters wide."""
     console = make_console(110)
-    _attentions().print(console)
-    _tasks().print(console)
+    for title, lines in (("attentions", _attentions()), ("tasks", _tasks())):
+        if console.width >= LEAST:
+            Table.of(lines, title).print(console)
+            continue
+        for line in lines:
+            text = f"{line['name']}: {'; '.join(list(line.values())[1:])}"
+            for part in wrap(text, console.width, subsequent_indent="  ", break_on_hyphens=False):
+                console.print(part, highlight=False, markup=False)
 
 
-def _attentions() -> Table:
+def _attentions() -> list[dict[str, str]]:
     lines = []
     for name in attention_names():
         options = ", ".join(f"{key}={value}" for key, value in attention_options(name).items())
@@ -32,15 +42,15 @@ def _attentions() -> Table:
         able = ", ".join(ability for ability, has in abilities.items() if has) or "-"
         line = {"name": name, "what it is": ATTENTIONS[name].summary, "time": can.cost, "can also be": able}
         lines.append(line | {"options and their defaults": options})
-    return Table.of(lines, "attentions")
+    return lines
 
 
-def _tasks() -> Table:
+def _tasks() -> list[dict[str, str]]:
     lines = []
     for name in task_names():
         presets = "\n".join(_describe(chosen, name) for chosen in preset_names(name))
         lines.append({"name": name, "what it is": TASKS[name].summary, "presets": presets})
-    return Table.of(lines, "tasks")
+    return lines
 
 
 def _describe(preset_name: str, task: str) -> str:

@@ -95,6 +95,14 @@ def test_a_run_finds_its_data_from_another_folder(home, capsys, monkeypatch):
     assert list((home / "elsewhere").iterdir()) == []
 
 
+def test_list_on_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = run(capsys, "list")
+    assert max(map(len, out.splitlines())) <= 60
+    assert all(word in out for word in ("gmm-rks: ", "listops: ", "num_frequencies=256", "causal"))
+    assert "│" not in out
+
+
 def test_list(capsys):
     out = run(capsys, "list")
     for word in ("gmm-rks", "linear-elu", "listops", "num_frequencies=256", "20,000 steps"):
