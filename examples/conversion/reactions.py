@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=12)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--error-budget", type=float, default=0.1)
+    parser.add_argument("--align-steps", type=int, default=0, help="of all kernels together, on hidden states")
     parser.add_argument("--finetune-steps", type=int, default=0)
     parser.add_argument("--finetune", choices=["kernels", "all"], default="all")
     parser.add_argument("--finetune-learning-rate", type=float, default=1e-4)
@@ -90,7 +91,7 @@ def main() -> None:
     began = time.perf_counter(), time.process_time()
     conversion = klformer.convert(
         model,
-        batches(valid[:TRAINED], seed=given.seed, count=given.steps + given.finetune_steps),
+        batches(valid[:TRAINED], seed=given.seed, count=given.steps + given.align_steps + given.finetune_steps),
         choosing=batches(valid[TRAINED : TRAINED + given.held_out]),
         evaluation=batches(valid[TRAINED + given.held_out : TRAINED + 2 * given.held_out]),
         attention=given.attention,
