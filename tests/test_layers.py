@@ -78,7 +78,7 @@ BUDGETS = {
     "klformer/lab/cli": 1_900,
     "klformer/lab/data": 690,
     "klformer/lab/report": 2_820,
-    "klformer/lab/runs": 2_730,
+    "klformer/lab/runs": 2_735,
     "klformer/lab/tasks": 4_800,
     "klformer/lab/tokens": 460,
     "klformer/lab/training": 3_130,

@@ -94,7 +94,8 @@ def convert(
         choosing: Batches to choose by, in place of some of `batches`.
         state_file: Where the state of fitting is saved now and then. What is there is gone on with, if the arguments
             are the same; when all is done, the file is removed.
-        progress: Called with what is done, the step, the number of steps, and the error.
+        progress: Called after every step with what is done ("fit", "prune", "align", "distil" or "measure"), the step,
+            the number of steps, and the latest error; NaN where there is none.
 
     Raises:
         ConversionError: the model can't be converted; nothing was done then.
@@ -121,17 +122,18 @@ def convert(
         config = ConversionConfig(**{**dict(config), "steps": steps})
     data = {"evaluation": evaluation, "choosing": choosing}
     planned = plan(model, batches, attention=attention, options=options, config=config, **data)
-    conversion = certify(fit(planned, state_file=state_file, progress=progress))
+    conversion = certify(fit(planned, state_file=state_file, progress=progress), progress)
     if state_file is not None:
         Path(state_file).unlink(missing_ok=True)
     return conversion
 
 
-def certify(fitted: Fitted) -> Conversion:
+def certify(fitted: Fitted, progress: Progress | None = None) -> Conversion:
     """Measure what a model kept, on batches that nothing was learned from or chosen by: the last step of `convert`.
 
     Args:
         fitted: What `fit` gave.
+        progress: As in `convert`.
 
     Raises:
         RuntimeError: the model itself has failed.
@@ -146,7 +148,8 @@ def certify(fitted: Fitted) -> Conversion:
         2
     """
     planned, student, learned = fitted.plan, fitted.student, fitted.learned
-    measured = partial(figures, teacher=planned.teacher, batches=planned.batches.held_out, causal=planned.causal)
+    batches, causal = planned.batches.held_out, planned.causal
+    measured = partial(figures, teacher=planned.teacher, batches=batches, causal=causal, progress=progress)
     with evaluating(planned.teacher.model), evaluating(student.model):
         present = measured(student)
         parts: dict[str, dict[str, float]] = {}

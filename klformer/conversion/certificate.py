@@ -11,6 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from klformer.attention.spectral import SpectralAttention
 from klformer.conversion.distil import distance
+from klformer.conversion.fitting import Progress
 from klformer.conversion.hosts import Answer, Batch, Host
 from klformer.conversion.labels import asked_about, asked_mask, is_language_model
 from klformer.models.pooling import masked_mean
@@ -70,8 +71,21 @@ class Certificate:
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of attention with a window, what each part gives in place of both: "near alone" and "kernel alone"."""
 
+    def verdict(self) -> str:
+        """What the figures say of the model as it is, in a sentence."""
+        now, before = self.linear if self.hybrid is None else self.hybrid, self.teacher
+        if before.get("perplexity"):
+            kept, what = before["perplexity"] / now["perplexity"], "perplexity {now:.4g}, the teacher's {before:.4g}"
+        elif before.get("accuracy"):
+            kept, what = now["accuracy"] / before["accuracy"], "accuracy {now:.4g}, the teacher's {before:.4g}"
+        else:
+            kept, what = now.get("agreement", now.get("cosine_mean", 0.0)), "{kept:.1%} like the teacher's answers"
+        name = what.split(" ")[0]
+        words = next(words for least, words in VERDICTS if kept >= least)
+        return f"{words} ({what.format(now=now.get(name, 0), before=before.get(name, 0), kept=kept)})"
+
     def table(self) -> str:
-        """The figures as text."""
+        """The figures as text, and what they say."""
         columns = {"teacher": self.teacher, "linear": self.linear}
         if self.hybrid is not None:
             columns["with softmax layers"] = self.hybrid
@@ -88,7 +102,20 @@ class Certificate:
             kept = "   stays softmax" if layer.stays_softmax else ""
             count = "" if layer.num_frequencies is None else str(layer.num_frequencies)
             lines.append(f"{layer.layer:>5}  {layer.attention:<24}{count:>7}{start:>21.4f}{layer.mean():>9.4f}{kept}")
-        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+        return "\n".join([*lines, "", LEGEND, *(f"Note: {note}" for note in self.notes), f"Verdict: {self.verdict()}"])
+
+
+#: What is said of a model that keeps at least such a share of what its teacher can do.
+VERDICTS = (
+    (0.99, "as good as its teacher here"),
+    (0.95, "close to its teacher: try it on your task"),
+    (0.8, "below its teacher: more steps, frequencies or fine-tuning, or keep_softmax, would help"),
+    (-math.inf, "far from its teacher, and not to be used as it is"),
+)
+LEGEND = (
+    "distance: KL from the teacher's scores, or relative squared error of hidden states; 0 is the same\n"
+    "R: frequencies of the kernel; error: relative squared error of the attention's output, softmax below it"
+)
 
 
 #: Log-gains at which the other part has nothing to say: results are the same as without it, to the last digit.
@@ -116,7 +143,9 @@ def alone(mechanisms: Iterable[nn.Module], part: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def figures(host: Host, teacher: Host, batches: Sequence[Batch], *, causal: bool) -> dict[str, float]:
+def figures(
+    host: Host, teacher: Host, batches: Sequence[Batch], *, causal: bool, progress: Progress | None = None
+) -> dict[str, float]:
     """How a model does, by itself and beside its teacher.
 
     agreement       share of predictions that are the teacher's
@@ -128,8 +157,10 @@ def figures(host: Host, teacher: Host, batches: Sequence[Batch], *, causal: bool
     distance        KL from the teacher's scores, or relative squared error of hidden states
     """
     tally = _Tally()
-    for batch in batches:
+    for number, batch in enumerate(batches, start=1):
         right, answer = teacher.run(batch), host.run(batch)
+        if progress is not None:
+            progress("measure", number, len(batches), math.nan)
         tally.add("distance", distance(host, batch, answer, right) * len(answer.values), len(answer.values))
         if answer.are_scores:
             _add_scores(tally, host, batch, answer, right, causal=causal)

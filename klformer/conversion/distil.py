@@ -96,13 +96,12 @@ def distil(
             group["lr"] = group["peak"] * share_of_rate(step, steps)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        if (step + 1) % every == 0:
-            if store is not None:
-                # Weights that are shared are there once.
-                weights = {f"model.{name}": value for name, value in _weights_and_buffers(student.model).items()}
-                store.save(State(stage, step + 1, weights | averages_of(optimiser), dict(before or {})))
-            if progress is not None:
-                progress(stage, step + 1, steps, float(away.detach()))
+        if store is not None and (step + 1) % every == 0:
+            # Weights that are shared are there once.
+            weights = {f"model.{name}": value for name, value in _weights_and_buffers(student.model).items()}
+            store.save(State(stage, step + 1, weights | averages_of(optimiser), dict(before or {})))
+        if progress is not None:
+            progress(stage, step + 1, steps, float(away.detach()))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from klformer.conversion.resume import State, Store
 from klformer.conversion.start import KeySample, can_start_from_keys, start_from_keys
 from klformer.noise import resample
 
-#: Called with what is done, the step, the number of steps, and the mean error.
+#: Called with what is done, the step, the number of steps, and the latest error; NaN where there is none.
 Progress = Callable[[str, int, int, float], None]
 
 WARM_UP = 10
@@ -156,24 +156,25 @@ def fit_layers(
     steps, rate = config.steps, config.learning_rate
     fits = {name: LayerFit(each, learning_rate=rate, loss=config.loss) for name, each in mechanisms.items()}
     every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
-    without_gain = first = 0
+    without_gain, first, error = 0, 0, math.nan
     if store is not None and (state := store.load()) is not None and state.stage == "fit":
         first, without_gain = state.step, state.rest["without_gain"]
         for name, layer in fits.items():
             layer.restore(_below(name, state.tensors, mark="|"), state.rest["best"][name])
+        error = sum(state.rest["best"].values()) / len(fits)
         if without_gain >= PATIENCE:
             first = steps + 1
     for step in range(first, steps + 1):
         if (step % every == 0 and step > first) or step in (0, steps):
             errors = measure(host, mechanisms, batches.choosing)
             gains = [fits[name].note(float(error.mean())) for name, error in errors.by_site.items()]
-            without_gain = 0 if any(gains) else without_gain + 1
-            if progress is not None:
-                progress("fit", step, steps, errors.mean())
+            without_gain, error = 0 if any(gains) else without_gain + 1, errors.mean()
             if store is not None:
                 store.save(_state(step, without_gain, fits))
-            if without_gain >= PATIENCE:
-                break
+        if progress is not None and (step > first or first == 0):
+            progress("fit", step, steps, error)
+        if without_gain >= PATIENCE:
+            break
         if step < steps:
             redraw(mechanisms, config.seed, step)
             _fit_batch(host, fits, batches.at(step), share_of_rate(step, steps))

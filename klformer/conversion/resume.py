@@ -56,8 +56,7 @@ class Store:
         if not self._file.exists():
             return None
         try:
-            with safe_open(self._file, "pt") as opened:
-                entry = json.loads(opened.metadata()[ENTRY])
+            entry = _entry(self._file)
             tensors = load_file(self._file)
             settings = entry["settings"]
             state = State(entry["stage"], entry["step"], tensors, entry["rest"])
@@ -69,3 +68,17 @@ class Store:
                 "it to begin again"
             )
         return state
+
+
+def saved_step(file: Path) -> str | None:
+    """Return how far the state in a file has got, in words; None if it has none that can be read."""
+    try:
+        entry = _entry(file)
+        return f"step {entry['step']} of {entry['stage']}"
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _entry(file: Path) -> Any:
+    with safe_open(file, "pt") as opened:
+        return json.loads(opened.metadata()[ENTRY])

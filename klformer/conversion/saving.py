@@ -40,7 +40,7 @@ def save(
         write_json(folder / ATTENTIONS, {"klformer": {"format": FORMAT, "attentions": attentions}})
         with replacing(folder / WEIGHTS) as temporary:
             save_file({name: value.contiguous() for name, value in model.state_dict().items()}, temporary)
-    write_json(folder / CERTIFICATE, asdict(certificate))
+    write_json(folder / CERTIFICATE, asdict(certificate) | {"verdict": certificate.verdict()})
 
 
 def load_converted(folder: str | Path, *, into: nn.Module | None = None) -> nn.Module:

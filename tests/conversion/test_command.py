@@ -1,8 +1,11 @@
 """`klformer convert` from a folder and texts to a folder with a certificate; it goes on after an interruption."""
 
 import json
+import math
+import os
 import pickle
 import re
+import signal
 
 import pyarrow
 import pyarrow.parquet
@@ -14,10 +17,13 @@ from transformers import pipeline
 
 import klformer
 from klformer.conversion import fitting
+from klformer.conversion.certificate import Certificate
 from klformer.conversion.hf import footprint
 from klformer.errors import DataError, FileError
+from klformer.lab.cli import convert as command_module
 from klformer.lab.cli.main import main
 from klformer.lab.cli.texts import read_texts
+from klformer.lab.runs.conversion import StageProgress
 
 
 @pytest.fixture
@@ -62,6 +68,95 @@ def test_convert(folder, home, capsys):
     with pytest.raises(SystemExit):
         main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS])
     assert "has a converted model already" in capsys.readouterr().err
+
+
+def test_the_certificate_says_what_it_is_of(folder, home, capsys):
+    main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS])
+    said, page = capsys.readouterr(), (home / "linear/certificate.html").read_text()
+    assert "Warning" not in said.err
+    verdict = next(line for line in said.out.splitlines() if line.startswith("Verdict: "))
+    assert "accuracy" in verdict
+    notes = json.loads((home / "linear/certificate.json").read_text())["notes"]
+    assert "teacher: bert; texts: texts.txt, 4 of them to measure by" in notes
+    assert any("times the teacher's time" in note for note in notes)
+    for words in (verdict.removeprefix("Verdict: ").partition(" (")[0], "Teacher: bert", "0 is the same"):
+        assert words.lower() in page.lower()
+    assert "distance: KL" in said.out
+
+
+def test_verdicts():
+    def verdict(**figures):
+        teacher = {name: 0.5 for name in figures if name in ("accuracy", "perplexity")}
+        rest = {"layers": (), "hybrid": None, "num_held_out": 1, "seconds": {}, "processor_seconds": 0.0}
+        return Certificate("Model", teacher=teacher, linear=figures, **rest).verdict()
+
+    assert verdict(accuracy=0.498) == "as good as its teacher here (accuracy 0.498, the teacher's 0.5)"
+    assert verdict(perplexity=0.52).startswith("close to its teacher")
+    assert verdict(agreement=0.9) == (
+        "below its teacher: more steps, frequencies or fine-tuning, or keep_softmax, would help "
+        "(90.0% like the teacher's answers)"
+    )
+    assert verdict(cosine_mean=0.3).startswith("far from its teacher")
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder, capsys):
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.raises(SystemExit):
+        main(["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS])
+    assert "bert has no tokenizer (" in capsys.readouterr().err
+
+
+def test_unknown_words_and_another_vocabulary_are_noticed(folder, home, capsys):
+    (home / "other.txt").write_text("\n".join(line.replace("w", "v") for line in texts()) + "\n")
+    main(["convert", "bert", "--data", "other.txt", "--out", "linear", *ARGUMENTS])
+    assert "% of the tokens are [UNK]" in capsys.readouterr().err
+    notes = json.loads((home / "linear/certificate.json").read_text())["notes"]
+    assert any("% of the tokens are [UNK]: the tokenizer does not know such texts" in note for note in notes)
+    for count, message in ((100, "the tokenizer has 50 tokens and the model 100"), (30, "the model has 30 tokens")):
+        config = ENCODERS["bert"]().config
+        config.vocab_size = count
+        make_folder(home / f"bert{count}", type(ENCODERS["bert"]())(config))
+        arguments = ["convert", f"bert{count}", "--data", "texts.txt", "--out", f"linear{count}", *ARGUMENTS]
+        if count < 50:
+            with pytest.raises(SystemExit):
+                main(arguments)
+        else:
+            main(arguments)
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_says_how_to_go_on(folder, home, capsys, monkeypatch, kind):
+    command = ["convert", "bert", "--data", "texts.txt", "--out", "linear", *ARGUMENTS]
+
+    def end(stage, step, steps, error):
+        if step == 3:
+            os.kill(os.getpid(), kind)
+
+    before = signal.getsignal(kind)
+    with monkeypatch.context() as patched:
+        patched.setattr(command_module, "StageProgress", lambda: end)
+        with pytest.raises(SystemExit) as stopped:
+            main(command)
+    assert stopped.value.code == 130
+    assert signal.getsignal(kind) is before
+    message = f"klformer: interrupted by {kind.name}: the same command goes on after step 0 of fit"
+    assert message in capsys.readouterr().err
+    main(command)
+    assert "going on after step 0 of fit" in capsys.readouterr().out
+
+
+def test_progress_says_how_long_it_takes(capsys):
+    shown = StageProgress(seconds_between=0.0)
+    for step in range(4):
+        shown("fit", step, 3, 0.5)
+    shown("measure", 1, 2, math.nan)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["fit 0/3", "fit 1/3", "fit 2/3", "fit 3/3", "measure 1/2"]
+    assert lines[0] == "fit 0/3  error 0.5"
+    assert lines[1].endswith(" min left")
+    assert lines[4] == "measure 1/2"
 
 
 def test_longer_than_the_teacher(home):
@@ -111,8 +206,10 @@ def test_goes_on_bit_for_bit(tmp_path, monkeypatch):
     with pytest.raises(FileError, match=r"with other settings \(steps\)"):
         convert(model, data, **{**arguments, "steps": 10}, state_file=state)
     seen = []
-    again = convert(model, data, **arguments, state_file=state, progress=lambda stage, step, *_: seen.append(step))
-    assert min(seen) > 4
+    again = convert(model, data, **arguments, state_file=state, progress=lambda *said: seen.append(said[:2]))
+    # The state of step 6 was there when it was told.
+    assert [step for stage, step in seen if stage == "fit"] == [7, 8, 9]
+    assert {stage for stage, _ in seen} == {"fit", "measure"}
     assert torch.equal(answer(again.model, data[0]), answer(expected.model, data[0]))
     assert not state.exists()
     state.write_bytes(b"nothing")
@@ -144,6 +241,7 @@ def test_fine_tuning_goes_on_bit_for_bit(tmp_path, keep_softmax, stage):
         convert(model, data, **{**arguments, "finetune_steps": 7}, state_file=state)
     seen = []
     again = convert(model, data, **arguments, state_file=state, progress=lambda *said: seen.append(said[:2]))
+    seen = [said for said in seen if said[0] != "measure"]
     assert seen[:2] == [(stage, 5), (stage, 6)]
     assert seen[2:] == ([("distil", step) for step in range(1, 7)] if stage == "align" else [])
     for name, value in expected.model.state_dict().items():

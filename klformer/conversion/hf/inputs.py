@@ -22,6 +22,8 @@ from klformer.files import read_json
 MASKED = 0.15
 #: Texts are put into batches with others of about their length, out of so many batches at a time.
 SORTED_BATCHES = 50
+#: A share of unknown tokens above this, or a vocabulary below such a share of the model's, is worth a warning.
+MANY_UNKNOWN, LIKE = 0.05, 0.8
 
 
 def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
@@ -43,8 +45,25 @@ def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
     except Exception as error:  # of transformers, safetensors, tokenizers and pickle, each with errors of its own
         reason = str(error).strip().partition("\n")[0]
         raise FileError(f"can't load the model and the tokenizer in {folder}: {reason}") from error
+    # Without these files transformers makes up a tokenizer that knows no words.
+    files = tuple(tokenizer.vocab_files_names.values())
+    if files and not any((folder / name).exists() for name in files):
+        raise FileError(f"{folder} has no tokenizer ({', '.join(files)}): save that of the model there")
     model.train(False)
     return model, tokenizer
+
+
+def cautions(model: PreTrainedModel, tokenizer: Any, batches: Sequence[Batch]) -> list[str]:
+    """Return what makes figures on these batches doubtful: words that nobody knows, or a vocabulary unlike its own."""
+    tokens = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in batches])
+    found, known, size = [], len(tokenizer), len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    if tokenizer.unk_token_id is not None:
+        share = float((tokens == tokenizer.unk_token_id).float().mean())
+        if share > MANY_UNKNOWN:
+            found.append(f"{share:.0%} of the tokens are {tokenizer.unk_token}: the tokenizer does not know such texts")
+    if known < LIKE * size:
+        found.append(f"the tokenizer has {known:,} tokens and the model {size:,}: is it the model's?")
+    return found
 
 
 def load_model(folder: Path) -> PreTrainedModel:

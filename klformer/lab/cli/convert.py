@@ -1,5 +1,7 @@
 """`klformer convert`: a trained softmax model in a folder becomes a linear one in another."""
 
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from klformer.files import read_json, write_json
 from klformer.lab.cli.command import plain_command
 from klformer.lab.cli.texts import read_texts
 from klformer.lab.report.certificate import write_certificate
+from klformer.lab.runs.conversion import StageProgress, going_on, speed_beside
 
 #: In the folder of the converted model, as long as it is not there.
 STATE = "fit.safetensors"
@@ -56,7 +59,7 @@ class Convert(ConversionConfig, Files):
 def run(options: Convert) -> None:
     """Load, convert, write, and say what came out."""
     try:
-        from klformer.conversion.hf.inputs import load_teacher, longest_input, make_batches, split_texts
+        from klformer.conversion.hf.inputs import cautions, load_teacher, longest_input, make_batches, split_texts
     except ImportError as error:
         raise ArgumentError(f"convert needs transformers: pip install 'klformer[hf]' ({error})") from error
     if (options.out / CERTIFICATE).exists():
@@ -81,31 +84,31 @@ def run(options: Convert) -> None:
         f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(choosing):,} to choose by, "
         f"{len(held_out):,} to measure by"
     )
-    conversion = convert(
-        model,
-        batches_of(texts, count=options.all_steps),
-        evaluation=batches_of(held_out),
-        choosing=batches_of(choosing),
-        attention=options.attention,
-        config=options,
-        state_file=options.out / STATE,
-        progress=_say,
-    )
+    evaluation = batches_of(held_out)
+    notes = cautions(model, tokenizer, evaluation)
+    for note in notes:
+        print(f"Warning: {note}", file=sys.stderr)
+    with going_on(options.out / STATE):
+        conversion = convert(
+            model,
+            batches_of(texts, count=options.all_steps),
+            evaluation=evaluation,
+            choosing=batches_of(choosing),
+            attention=options.attention,
+            config=options,
+            state_file=options.out / STATE,
+            progress=StageProgress(),
+        )
+    notes += [f"teacher: {options.model}; texts: {options.data}, {len(held_out):,} of them to measure by"]
+    if options.max_positions is None:  # or the teacher may not read them
+        notes += [speed_beside(model, conversion.model, evaluation)]
+    certificate = replace(conversion.certificate, notes=(*conversion.certificate.notes, *notes))
+    conversion = replace(conversion, certificate=certificate)
     conversion.save(options.out, tokenizer=tokenizer)
     if options.lengths:
         _measure(options)
-    print(conversion.certificate.table())
+    print(certificate.table())
     print(f"the model, certificate.json and {write_certificate(options.out).name} are in {options.out}")
-
-
-def _say(stage: str, step: int, steps: int, error: float) -> None:
-    words = {
-        "fit": "error of attention",
-        "prune": "frequencies left; error of attention",
-        "align": "distance from what the teacher's layers give",
-        "distil": "distance from the teacher",
-    }[stage]
-    print(f"{stage} {step}/{steps}  {words} {error:.4g}", flush=True)
 
 
 def _measure(options: Convert) -> None:
@@ -121,8 +124,8 @@ def _measure(options: Convert) -> None:
             f"({softmax[seconds] / linear[seconds]:.1f}x)"
         )
         rows.append({"tokens": tokens, **linear, **{f"teacher_{name}": value for name, value in softmax.items()}})
-    certificate = options.out / CERTIFICATE
-    write_json(certificate, read_json(certificate) | {"speed": rows})
+    file = options.out / CERTIFICATE
+    write_json(file, read_json(file) | {"speed": rows})
 
 
 COMMAND = plain_command(Convert, run)

@@ -19,7 +19,7 @@ WORDS = {
     "perplexity": "perplexity",
     "cosine_mean": "cosine with the teacher's embedding (mean over tokens)",
     "cosine_first": "cosine with the teacher's embedding (first token)",
-    "distance": "distance from the teacher's answers",
+    "distance": "distance from the teacher's answers (KL, or squared error of hidden states; 0 is the same)",
 }
 
 
@@ -36,6 +36,7 @@ def write_certificate(folder: Path) -> Path:
     )
     page = environment.from_string(source).render(
         certificate=certificate,
+        verdict=certificate.get("verdict"),
         columns=_columns(certificate),
         layers=[_layer(layer) for layer in certificate["layers"]],
         words=WORDS,
