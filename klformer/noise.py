@@ -22,11 +22,11 @@ class Resampled(nn.Module, ABC):
 
     redraw: bool = True
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls) -> None:
         if (draw := vars(cls).get("resample")) is not None:
 
             @wraps(draw)
+            @torch.no_grad()
             def resample(self: Resampled, generator: torch.Generator | None = None) -> None:
                 if self.redraw:
                     draw(self, generator)

@@ -28,9 +28,6 @@ class LocalAttention(AttentionMechanism):
         layout: "blocks", non-overlapping, what Long Range Arena means. "sliding", the block and the ones on either side
             of it. "strided", what Long Range Arena's code does: its reshape makes "blocks" of every n-th token, where n
             is the number of blocks in `max_len`, to which that code pads.
-
-    Raises:
-        ArgumentError: a value is not allowed, or a strided layout has no max_len.
     """
 
     supports_cross = False
@@ -78,8 +75,7 @@ class LocalAttention(AttentionMechanism):
         queries, keys, values = (cut(x, stride).transpose(1, 3) for x in (q, k, v))
         visible = cut_mask(key_mask, k, stride).transpose(1, 4)
         if causal:
-            rows = keys.shape[3]
-            visible = visible & visible.new_ones(rows, rows).tril()
+            visible = visible & visible.new_ones(2 * (keys.shape[3],)).tril()
         out = attend_blocks(queries, keys, values, visible)
         return join(out.transpose(1, 3), q.shape[2])
 

@@ -128,7 +128,6 @@ class FastFoodSpectrum(SpectralDistribution):
         draw_normal(keys, generator)
         self.permutation.copy_(keys.argsort(dim=-1))
 
-    @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
         self._draw_diagonals(generator, learned_too=False)
         self._draw_permutation(generator)

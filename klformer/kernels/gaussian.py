@@ -50,7 +50,6 @@ class GaussianSpectrum(SpectralDistribution):
         self.register_buffer("omega", torch.empty(1, num_frequencies, head_dim))
         self.resample()
 
-    @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
         draw_noise(self.omega[0], generator, self.coupling)
         self.omega /= self.lengthscale

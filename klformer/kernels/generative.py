@@ -75,7 +75,6 @@ class GenerativeSpectrum(SpectralDistribution):
         self.register_buffer("noise", torch.empty(num_frequencies, noise_dim))
         self.resample()
 
-    @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
         draw_noise(self.noise, generator, self.coupling)
 

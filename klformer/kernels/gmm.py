@@ -122,7 +122,6 @@ class GaussianMixtureSpectrum(SpectralDistribution):
             else:
                 component.zero_()
 
-    @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
         draw_noise(self.noise, generator, self.coupling)
 
