@@ -62,7 +62,7 @@ def test_nothing_installed_imports_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_300,
+    "klformer": 40_340,
     "klformer/lab": 21_915,
     "klformer/ops": 6_590,  # without the kernels for GPUs
     "klformer/ops/triton": 890,
