@@ -75,7 +75,7 @@ BUDGETS = {
     "klformer/testing": 920,
     "klformer/lab/analysis": 2_100,
     "klformer/lab/bench": 2_960,
-    "klformer/lab/cli": 1_900,
+    "klformer/lab/cli": 1_901,
     "klformer/lab/data": 690,
     "klformer/lab/report": 2_820,
     "klformer/lab/runs": 2_735,
