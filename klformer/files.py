@@ -42,7 +42,10 @@ def replacing(path: Path) -> Iterator[Path]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode  # as for any new file; safetensors makes its files for the owner alone
             yield temporary
+            temporary.chmod(mode)
             sync(temporary)
             os.replace(temporary, path)
         finally:

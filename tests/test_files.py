@@ -5,6 +5,8 @@ import os
 import stat
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from klformer.errors import FileError
 from klformer.files import replacing, write_text
@@ -40,3 +42,10 @@ def test_the_mode_is_that_of_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_weights_are_as_readable_as_other_files(tmp_path):
+    with replacing(tmp_path / "weights") as temporary:
+        save_file({"x": torch.zeros(1)}, temporary)
+    (tmp_path / "other").touch()
+    assert (tmp_path / "weights").stat().st_mode == (tmp_path / "other").stat().st_mode
