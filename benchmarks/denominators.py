@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from klformer.attention import build_attention
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, number, percent, words
 from klformer.lab.terminal import make_console

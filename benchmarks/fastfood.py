@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from klformer.kernels import FastFoodSpectrum
-from klformer.lab.bench.measure import round_times, spread
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import round_times, spread, write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, number
 from klformer.lab.terminal import make_console

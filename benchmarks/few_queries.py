@@ -10,8 +10,7 @@ from unittest.mock import patch
 import torch
 
 from klformer.checks import check_count
-from klformer.lab.bench.measure import both_times, spread
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import both_times, spread, write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, interval, number
 from klformer.lab.terminal import make_console

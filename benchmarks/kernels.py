@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from klformer.errors import ArgumentError, check_extra
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table
 from klformer.lab.terminal import make_console

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from klformer.lab.bench.report import write_report
-from klformer.lab.bench.sizes import Sizes
+from klformer.lab.bench.measure import write_report
+from klformer.lab.bench.subjects import Sizes
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, number
 from klformer.lab.terminal import make_console

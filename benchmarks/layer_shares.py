@@ -9,7 +9,7 @@ import torch
 from benchmarks.shares import measure_shares, share_table
 from klformer.attention import AttentionSpec
 from klformer.checks import check_count
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.terminal import make_console
 from klformer.models import EncoderConfig, TransformerEncoder

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from benchmarks.shares import measure_shares, share_table
 from klformer.checks import check_choice, check_count
+from klformer.lab.bench.measure import write_report
 from klformer.lab.bench.ops import PRODUCTS
-from klformer.lab.bench.report import write_report
-from klformer.lab.bench.sizes import Sizes
-from klformer.lab.bench.subjects import Operands, forward_and_backward
+from klformer.lab.bench.subjects import Operands, Sizes, forward_and_backward
 from klformer.lab.environment import describe_machine
 from klformer.lab.terminal import make_console
 

@@ -24,7 +24,7 @@ from klformer.lab.analysis.eigenvalues.command import draw_summary
 from klformer.lab.analysis.evidence import chart, measure
 from klformer.lab.analysis.kernel import figures as kernel_figures
 from klformer.lab.analysis.variance.command import correlate, draw_correlations, draw_dots
-from klformer.lab.bench.attention_tables import lengths_of, names_of, values_of
+from klformer.lab.bench.attention import lengths_of, names_of, values_of
 from klformer.lab.plotting import COLOURS, FIXED, FROZEN, LEARNED, STYLES, TRUTH, WIDE, plot_against_length, save
 from research.gradients import command as gradients_command
 from research.mse import figures as mse_figures

@@ -15,13 +15,13 @@ import pytest
 
 from klformer.lab.analysis.output import write_results
 from klformer.lab.bench import peers
-from klformer.lab.bench.attention_tables import summarise
+from klformer.lab.bench.attention import summarise
 from klformer.lab.bench.measure import spread
 from klformer.lab.bench.model import command as bench_model
 from klformer.lab.bench.model.step import MATERIALISED, Seconds
 from klformer.lab.cli import report as command
 from klformer.lab.cli.report import Report
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import preset
 from klformer.memory import MEBIBYTE
 from klformer.models import AttentionSpec
 

@@ -9,8 +9,7 @@ from functools import partial
 
 import torch
 
-from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import ExperimentConfig, preset
 from klformer.lab.training.checkpoint import CheckpointStore
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.progress import SilentReporter

@@ -14,7 +14,7 @@ from torchmetrics.functional import spearman_corrcoef
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
 from klformer.lab.analysis.cells import Row, difference, markdown, mean_and_error, paired, values_by_setting
-from klformer.lab.runs.glue_numbers import paper_row
+from klformer.lab.runs.glue import paper_row
 from klformer.lab.runs.naming import PRETRAINED
 
 #: Of fewer models no order is compared.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from klformer.lab.analysis.cells import Row
-from klformer.lab.bench.attention_tables import length_table
+from klformer.lab.bench.attention import length_table
 from klformer.lab.tables import Table
 from research.mse.command import check_claims, compare_formulas, compare_maps, fall_with_eigenvalues
 from research.turing.command import brief, brief_scaling

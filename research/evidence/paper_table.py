@@ -12,8 +12,7 @@ import torch
 from klformer.attention import AttentionSpec
 from klformer.lab.analysis.cells import Row, markdown, mean_and_error, values_by_attention
 from klformer.lab.report.paper_numbers import LRA, LRA_TASKS
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import build_model, preset
 
 _PAPER = {row.attention: row for row in LRA}
 

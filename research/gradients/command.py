@@ -15,8 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from rich.progress import Progress
 
 from klformer.errors import ArgumentError, RunError
-from klformer.lab.analysis.options import Count, check_classification, some_of
-from klformer.lab.analysis.output import print_table, write_results
+from klformer.lab.analysis.output import Count, check_classification, print_table, some_of, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.data import Batch, collate
 from klformer.lab.plotting import COLOURS, MARKERS, STYLES, WIDE

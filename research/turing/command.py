@@ -17,10 +17,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from klformer.checks import check_count
-from klformer.lab.analysis.options import Count
-from klformer.lab.analysis.output import print_table, write_csv, write_results
+from klformer.lab.analysis.output import Count, print_table, write_csv, write_results
 from klformer.lab.plotting import MARKERS, line_style
-from klformer.lab.tasks.progress import progress
+from klformer.lab.tasks.files import progress
 from klformer.lab.terminal import make_console
 from research.turing import (
     CONSTRUCTIONS,

@@ -6,7 +6,7 @@ from support import relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.launches import Launches, count_launches
-from klformer.lab.bench.sizes import Sizes
+from klformer.lab.bench.subjects import Sizes
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS, Call, SpectralKernel, Sums, choose_backend, explain_backends
 from klformer.ops.spectral_product.autograd import empty_results

@@ -25,7 +25,7 @@ CHUNKED = {f"chunked-{chunk}": chunk for chunk in (1, 7, LENGTH)}
 for _name, _chunk in CHUNKED.items():
     op.register_backend(_name, ChunkedBackend(chunk=_chunk))
 #: Every backend but the definition, for CPUs; each must give what that gives.
-FAST = [name for name in BACKENDS if name not in ("reference", "flash")]
+FAST = [name for name in BACKENDS if name not in ("reference", "flash", "triton")]
 
 
 def skip_unless_served(backend, feature_map, causal):

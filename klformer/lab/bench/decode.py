@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_capabilities, attention_options, build_attention
 from klformer.errors import ArgumentError
-from klformer.lab.bench.measure import both_times, spread
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import both_times, spread, write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, interval
 from klformer.lab.terminal import make_console

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from klformer.lab.bench.floors import matrix_products
 from klformer.lab.bench.measure import (
     as_flags,
     backends_of,
@@ -18,10 +17,9 @@ from klformer.lab.bench.measure import (
     log_log_slope,
     measured_with_kept_memory,
     spread,
+    write_report,
 )
-from klformer.lab.bench.report import write_report
-from klformer.lab.bench.sizes import Sizes
-from klformer.lab.bench.subjects import ATTENTIONS, Operands, forward_and_backward
+from klformer.lab.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, interval, number
 from klformer.lab.terminal import make_console

@@ -13,16 +13,25 @@ from rich.console import Console
 
 from klformer.attention import attention_names
 from klformer.checks import check_choice, check_count
-from klformer.lab.bench.contenders import Contender, Level, Pair, PeerSizes, pairs
 from klformer.lab.bench.measure import (
     as_flags,
     both_times,
     in_own_process,
     measured_with_kept_memory,
     spread,
+    write_report,
 )
-from klformer.lab.bench.peer_modules import PeerMissingError, check_same, forward_and_backward, performer_pytorch
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.peer_modules import (
+    Contender,
+    Level,
+    Pair,
+    PeerMissingError,
+    PeerSizes,
+    check_same,
+    forward_and_backward,
+    pairs,
+    performer_pytorch,
+)
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import MISSING, Cell, Table, interval, number, words
 from klformer.lab.terminal import make_console

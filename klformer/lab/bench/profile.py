@@ -8,14 +8,31 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from klformer.lab.data import Batch, BucketSampler, collate
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.data import Batch, BucketSampler, Examples, Sequences, collate
+from klformer.lab.runs.config import ExperimentConfig, build_model
 from klformer.lab.tasks import TASKS, build_task
-from klformer.lab.tasks.random import random_batch
+from klformer.lab.tasks.base import Task
 from klformer.lab.training.objective import Objective
 from klformer.memory import MEBIBYTE, extra_peak_memory
 from klformer.ops.spectral_product import record_backends
+
+
+def random_batch(task: Task, batch_size: int, length: int) -> Batch:
+    """Random inputs of one length, in the form of the task."""
+    generator = np.random.default_rng(0)
+    form = task.shape()
+    size = (batch_size, length) if form.vocab_size is not None else (batch_size, length, form.input_dim or 1)
+    high = form.vocab_size or 2
+
+    def sequences() -> Sequences:
+        return Sequences.from_matrix(generator.integers(0, high, size))
+
+    objective = task.objective()
+    # Any target takes as long as any other.
+    targets = torch.zeros(batch_size, *objective.prediction_shape, dtype=objective.prediction_dtype).numpy()
+    examples = Examples(sequences(), targets, sequences() if form.is_pair else None)
+    return collate(examples, np.arange(batch_size))
+
 
 #: Operators that are attention itself, without its projections.
 ATTENTION_OPERATORS = (

@@ -23,7 +23,7 @@ from klformer.distributed import average_gradients, parts_of, sequence_parallel
 from klformer.distributed.collectives import ProcessParts
 from klformer.distributed.cost import model_traffic
 from klformer.errors import ArgumentError
-from klformer.lab.bench.report import write_report
+from klformer.lab.bench.measure import write_report
 from klformer.lab.environment import allocator_variables, describe_machine
 from klformer.lab.tables import Table, number
 from klformer.memory import MEBIBYTE, peak_memory, reset_peak_memory

@@ -11,7 +11,7 @@ import tyro
 from klformer.errors import ArgumentError
 from klformer.lab.cli.command import Command, peek
 from klformer.lab.data.sequences import IGNORED
-from klformer.lab.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, preset, preset_names
+from klformer.lab.runs.config import DEFAULT_ATTENTION, DEFAULT_PRESET, preset, preset_names
 from klformer.lab.tasks import DataConfig, Task, build_task, task_names
 from klformer.models import AttentionSpec
 

@@ -13,7 +13,7 @@ from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import attention_label, describe_score
 from klformer.lab.tables import Column, Table, as_cell, percent, words
 from klformer.lab.terminal import make_console
-from klformer.lab.training.class_report import commonest_share
+from klformer.lab.training.metrics import commonest_share
 from klformer.lab.training.processes import is_main_process
 from klformer.lab.training.progress import make_reporter
 

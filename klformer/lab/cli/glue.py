@@ -10,12 +10,11 @@ from typing import Any, Literal
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.cli.command import plain_command
+from klformer.lab.runs.config import preset
 from klformer.lab.runs.glue import RESULTS, Plan, Start, Train, cell_values, check_pretrained, paper_values, run_glue
-from klformer.lab.runs.glue_numbers import Cell as GlueCell
-from klformer.lab.runs.jobs import Job
+from klformer.lab.runs.glue import Cell as GlueCell
+from klformer.lab.runs.jobs import Job, train_several
 from klformer.lab.runs.naming import run_name
-from klformer.lab.runs.presets import preset
-from klformer.lab.runs.several import train_several
 from klformer.lab.tables import Cell, Table, number, words
 from klformer.lab.tasks.glue import GLUE_TASKS, LEARNING_RATES
 from klformer.lab.terminal import make_console

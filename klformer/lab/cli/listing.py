@@ -6,7 +6,7 @@ from textwrap import wrap
 from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
 from klformer.attention.registry import ATTENTIONS
 from klformer.lab.cli.command import plain_command
-from klformer.lab.runs.presets import DEFAULT_ATTENTION, preset, preset_names
+from klformer.lab.runs.config import DEFAULT_ATTENTION, preset, preset_names
 from klformer.lab.tables import Table
 from klformer.lab.tasks import TASKS, task_names
 from klformer.lab.terminal import make_console

@@ -16,7 +16,7 @@ from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.predict import predict_file
 from klformer.lab.tasks import DataConfig
-from klformer.lab.tasks.progress import say
+from klformer.lab.tasks.files import say
 from klformer.lab.training.progress import make_reporter
 
 #: Standard input, or standard output.

@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.console import Console
 
 from klformer.errors import ArgumentError
+from klformer.lab.bench.measure import write_report
 from klformer.lab.bench.profile import profile_padding, profile_step
-from klformer.lab.bench.report import write_report
 from klformer.lab.cli.command import plain_command
 from klformer.lab.environment import describe_machine
+from klformer.lab.runs.config import DEFAULT_ATTENTION, preset
 from klformer.lab.runs.naming import attention_label
-from klformer.lab.runs.presets import DEFAULT_ATTENTION, preset
 from klformer.models import AttentionSpec
 
 

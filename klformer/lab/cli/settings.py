@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from klformer.lab.cli.command import peek, read_options
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import (
+    DEFAULT_ATTENTION,
+    DEFAULT_PRESET,
+    DEFAULT_TASK,
+    ExperimentConfig,
+    preset,
+    usual_options,
+)
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.init_from import SAME
-from klformer.lab.runs.presets import DEFAULT_ATTENTION, DEFAULT_PRESET, DEFAULT_TASK, preset, usual_options
 from klformer.lab.tasks import TASKS, DataConfig
 from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
 from klformer.models import AttentionSpec, ModelConfig

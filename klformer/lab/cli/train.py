@@ -8,10 +8,9 @@ from typing import Any
 from klformer.errors import RunError
 from klformer.lab.cli.command import Command, is_given, peek
 from klformer.lab.cli.settings import DEFAULT_OUT, Settings, parse_settings
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import DEFAULT_ATTENTION, ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import check_name, run_name
-from klformer.lab.runs.presets import DEFAULT_ATTENTION
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import make_reporter
 from klformer.models import AttentionSpec

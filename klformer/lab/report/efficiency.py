@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from klformer.lab.bench.attention_tables import QUANTITIES
-from klformer.lab.bench.attention_tables import length_table as attention_table
+from klformer.lab.bench.attention import QUANTITIES
+from klformer.lab.bench.attention import length_table as attention_table
 from klformer.lab.bench.model.output import length_table, speed_table
 from klformer.lab.bench.peers import peer_table, subject_table
 from klformer.lab.report.benchmark_figures import draw_attention_length, draw_model_length, draw_speed

@@ -19,21 +19,20 @@ import klformer
 from klformer.errors import ArgumentError
 from klformer.lab.report import paper_numbers
 from klformer.lab.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table, variance_table
-from klformer.lab.report.budgets import paper_budget
 from klformer.lab.report.collect import Collection
-from klformer.lab.report.confusion import confusion_table
 from klformer.lab.report.drawing import Artist, Drawing, is_drawn_here
 from klformer.lab.report.efficiency import make_efficiency
 from klformer.lab.report.figures import Bubble, draw_bubbles, draw_curves, draw_memory_by_task, draw_variance
 from klformer.lab.report.paper_numbers import LRA, LRA_TASKS, PAPER_TASKS, task_title
 from klformer.lab.report.run import ACCURACY
-from klformer.lab.report.run_tables import glue_table, glue_task, lra_table, rates_table, setting_table
+from klformer.lab.report.run_tables import confusion_table, glue_table, glue_task, lra_table, rates_table, setting_table
 from klformer.lab.report.settings import (
     Group,
     Setting,
     attention_order,
     count,
     make_settings,
+    paper_budget,
 )
 from klformer.lab.tables import Table
 from klformer.lab.training.metrics import Metric

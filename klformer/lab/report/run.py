@@ -14,8 +14,8 @@ from typing import Any
 from klformer.attention import attention_names, attention_options
 from klformer.errors import RunError
 from klformer.lab.runs.changes import flatten
+from klformer.lab.runs.config import preset_names, usual_options
 from klformer.lab.runs.folder import RunFolder, TaskFacts
-from klformer.lab.runs.presets import preset_names, usual_options
 from klformer.lab.tables import finite
 from klformer.lab.tasks import task_names
 from klformer.lab.training.metrics import Metric

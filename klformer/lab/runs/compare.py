@@ -10,12 +10,10 @@ import torch
 
 from klformer.errors import ArgumentError
 from klformer.files import write_text
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.jobs import Job
+from klformer.lab.runs.config import ExperimentConfig, build_model
+from klformer.lab.runs.jobs import Job, train_several
 from klformer.lab.runs.naming import attention_label, combined_score, selecting_metric, setting_name
 from klformer.lab.runs.rates import FIELD, at_rate, best_rate
-from klformer.lab.runs.several import train_several
 from klformer.lab.runs.sweep import Variant
 from klformer.lab.runs.train import finished_result
 from klformer.lab.tables import Cell, Table, number

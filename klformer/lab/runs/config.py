@@ -4,15 +4,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
+from torch import nn
 
+from klformer.attention import attention_options
 from klformer.config import Config, describe_problems
 from klformer.errors import ArgumentError, RunError
 from klformer.files import check_regular, parse_json
 from klformer.lab.tasks import TASKS, DataConfig, Task, build_task
+from klformer.lab.tasks.presets import ANY, LAPTOP_DEFAULT, Preset
 from klformer.lab.tasks.pretraining import Pretraining
 from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
-from klformer.models import AttentionSpec, ModelConfig
+from klformer.lab.training.objectives import MaskedLanguageModelling
+from klformer.models import AttentionSpec, ModelConfig, build_classifier, build_masked
 
 #: Of run folders; a folder of another is refused by its number.
 FORMAT: Literal[2] = 2
@@ -92,3 +97,54 @@ def check_format(config: Any, folder: Path) -> None:
             f"{folder} has format {found}, this klformer reads format {FORMAT}; read it with the version that wrote "
             "it, or train it again"
         )
+
+
+def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
+    """The model of a run, with fresh weights from torch's global random state."""
+    if (own := task.model(config.attention)) is not None:
+        return own
+    shape, objective = task.shape(), task.objective()
+    if isinstance(objective, MaskedLanguageModelling):
+        return build_masked(config.model, config.attention, shape, counts=torch.from_numpy(objective.counts))
+    return build_classifier(
+        config.model,
+        config.attention,
+        shape,
+        num_outputs=objective.num_outputs,
+        of_positions=objective.of_positions,
+        causal=task.is_causal,
+    )
+
+
+#: What commands take if nothing is said.
+DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"
+
+
+def preset_names(task: str) -> list[str]:
+    """The presets of a task; `laptop` is one of them always."""
+    return list({**TASKS[task].presets, DEFAULT_PRESET: None})
+
+
+def preset_table(name: str, task: str) -> Preset:
+    """What a preset of a task sets, by section."""
+    TASKS.check(task)
+    if name not in preset_names(task):
+        raise ArgumentError(f"preset must be one of {', '.join(preset_names(task))}, got {name!r}, which {task} lacks")
+    return TASKS[task].presets.get(name, LAPTOP_DEFAULT)
+
+
+def preset(name: str, task: str, attention: AttentionSpec) -> ExperimentConfig:
+    """The full configuration of a preset; options given with the attention replace those of the preset."""
+    options = usual_options(name, task, attention.name) | attention.options
+    nothing: dict[str, Any] = {"data": {}, "model": {}, "optimiser": {}, "schedule": {}, "training": {}}
+    chosen = {"attention": {"name": attention.name, "options": options}}
+    return ExperimentConfig.model_validate(
+        {"task": task, "preset": name, **nothing, **preset_table(name, task), **chosen}
+    )
+
+
+def usual_options(name: str, task: str, attention: str) -> dict[str, Any]:
+    """All options of an attention in a preset: its defaults, but for what the preset sets."""
+    defaults, table = attention_options(attention), preset_table(name, task).get("attention", {})
+    for_any = {key: value for key, value in table.get(ANY, {}).items() if key in defaults}
+    return defaults | for_any | table.get(attention, {})

@@ -26,10 +26,9 @@ from klformer.lab.data.sequences import IGNORED
 from klformer.lab.environment import describe_environment, typed_command
 from klformer.lab.plotting import save
 from klformer.lab.runs.compare import compare
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import ExperimentConfig, preset
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import run_name
-from klformer.lab.runs.presets import preset
 from klformer.lab.runs.sweep import Variant
 from klformer.lab.tables import Table, number, percent, words
 from klformer.lab.tasks import Split

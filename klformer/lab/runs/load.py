@@ -1,27 +1,68 @@
 """Runs that are read back from their folders; nothing is unpickled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import nn
 
 from klformer.errors import RunError, UserError
 from klformer.lab.data import Examples
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.changes import flatten
+from klformer.lab.runs.config import ExperimentConfig, build_model
 from klformer.lab.runs.find import find_runs
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.rates import at_chosen_rates
-from klformer.lab.runs.strangers import check_model_sizes, may_generate
 from klformer.lab.tasks import DataConfig, Split, Task
 from klformer.lab.tasks.files import only_reading
-from klformer.lab.training.checkpoint import Checkpoint, CheckpointStore, put_weights
+from klformer.lab.training.checkpoint import Checkpoint, CheckpointStore, check_shapes, put_weights
 from klformer.lab.training.evaluation import Evaluation, evaluate
 from klformer.lab.training.metrics import Metric
 from klformer.lab.training.processes import make_accelerator
 from klformer.lab.training.progress import Reporter
+
+#: A size up to this is harmless, whether the model has a tensor of it or not.
+HARMLESS = 10_000
+#: More examples, or longer sequences, are not generated for a run that was only to be read.
+MOST = 10**7
+
+
+def check_model_sizes(
+    config: ExperimentConfig, task: Task, shapes: Mapping[str, tuple[int, ...]], source: Path
+) -> None:
+    """Compare the model that a configuration describes with the shapes of weights, without making either."""
+    _check_most(config)
+    numbers = sum(map(prod, shapes.values()))
+    # Every size that a model has is a size of one of its tensors, or their number.
+    for name, value in flatten({"model": config.model.model_dump(), "attention": config.attention.options}).items():
+        if _is_size(value) and value > max(numbers, HARMLESS):
+            raise RunError(f"{source} does not fit the configuration: {name} is {value:,}, it has {numbers:,} numbers")
+    with torch.device("meta"):
+        model = build_model(config, task)
+    check_shapes(shapes, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, source)
+
+
+def may_generate(task: Task, run: Path) -> bool:
+    """Whether data of a run may be generated where its configuration says."""
+    place = task.root.resolve()
+    return any(place.is_relative_to(folder.resolve()) for folder in (DataConfig().folder(), run))
+
+
+def _check_most(config: ExperimentConfig) -> None:
+    for name, value in flatten(config.data.model_dump()).items():
+        if _is_size(value) and name != "seed" and value > MOST:
+            raise RunError(
+                f"the configuration asks for data.{name} = {value:,}, more than a run is read with ({MOST:,}); "
+                "change its config.json if that is meant"
+            )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

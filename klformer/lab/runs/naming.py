@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from klformer.errors import ArgumentError
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import ExperimentConfig, usual_options
 from klformer.lab.runs.find import PASSED_OVER
-from klformer.lab.runs.presets import usual_options
 from klformer.lab.training.metrics import Metric
 from klformer.models import AttentionSpec
 

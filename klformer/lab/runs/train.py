@@ -13,15 +13,14 @@ from klformer.distributed.watch import watching
 from klformer.errors import ArgumentError, FileError, RunError
 from klformer.lab.data import BucketSampler, Examples, padding_report
 from klformer.lab.environment import describe_environment
-from klformer.lab.runs.build import build_model
 from klformer.lab.runs.changes import LENGTH, changes
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import ExperimentConfig, build_model
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.init_from import PretrainedRun
 from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.lab.tasks import Split, Task
 from klformer.lab.training.callbacks import Callback, Milestones
-from klformer.lab.training.class_report import MOST_CLASSES, commonest_share
+from klformer.lab.training.metrics import MOST_CLASSES, commonest_share
 from klformer.lab.training.movement import KernelMovement
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import Classification

@@ -20,11 +20,9 @@ from klformer.lab.data.sequences import AnyArray
 from klformer.lab.data.token_store import TokenStore
 from klformer.lab.tasks.base import Knowledge, Task
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.files import entries, first_existing, is_folder, reading
-from klformer.lab.tasks.hub import nothing_usable
+from klformer.lab.tasks.files import entries, first_existing, is_folder, nothing_usable, reading, say
 from klformer.lab.tasks.inputs import TextInputs, inputs_from_json
 from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
-from klformer.lab.tasks.progress import say
 from klformer.lab.tokens import Tokens, TokensConfig, make_tokens
 from klformer.lab.training.objective import Objective
 

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from klformer.errors import DataError
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.files import first_existing
-from klformer.lab.tasks.hub import nothing_usable
+from klformer.lab.tasks.files import first_existing, nothing_usable
 from klformer.lab.tasks.inputs import InputKind
 from klformer.lab.tasks.own import RowsTask
 from klformer.lab.tasks.presets import LAPTOP_OWN_DATA, Preset

@@ -1,18 +1,45 @@
 """Files: found, read, written as a whole or not at all, and checked against a manifest."""
 
 import json
+import logging
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from klformer.errors import DataError
 from klformer.files import check_regular, parse_json, sha256, write_text
-from klformer.lab.tasks.progress import say
+
+
+@contextmanager
+def progress(description: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with the number of steps done since the last call. Writes to standard error."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda steps: None
+    elif console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task(description, total=total)
+            yield lambda steps: bar.advance(task, steps)
+    else:
+        say(f"{description}: {total} to do", quiet=False)
+        yield lambda steps: None
+        say(f"{description}: done", quiet=False)
+
+
+def say(message: str, *, quiet: bool) -> None:
+    """A line on standard error."""
+    if not quiet:
+        Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(message)
+
 
 MANIFEST = "manifest.json"
 #: A temporary file that nobody has written to for so long (seconds) was left by a process that was killed.
@@ -189,3 +216,38 @@ class GeneratedFolder:
             if sha256(path) != digest:
                 raise DataError(f"was changed after it was generated (its checksum differs); {remedy}", file=path)
         return path, rows
+
+
+def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str]) -> Any:
+    """A split of a data set of the hub."""
+    problem = f"put one of {', '.join(looked_for)} here; none was found, and the hub did not give {name!r}"
+    try:
+        # Imported here: it takes a second, and local data does not need it.
+        from datasets import load_dataset  # type: ignore[import-untyped]
+
+        say(f"asking the hub for {name}", quiet=False)
+        with _without_retries():
+            return load_dataset(name, split=split)
+    except Exception as error:
+        # The library raises errors of its own and of several network libraries; to the user all mean the same.
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{problem}: {type(error).__name__}: {reason}", file=root) from error
+
+
+@contextmanager
+def _without_retries() -> Iterator[None]:
+    """The client tells of every attempt; to the user there is one, and one error."""
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def nothing_usable(root: Path, looked_for: Sequence[str]) -> DataError:
+    """An error for a folder that the user named and that has nothing of what was looked for."""
+    return DataError(f"has none of {', '.join(looked_for)}; --data.root must be the folder with one of them", file=root)

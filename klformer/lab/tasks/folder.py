@@ -22,11 +22,10 @@ from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
 from klformer.lab.tasks.base import InputChunk, Knowledge, Task
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.files import entries, is_folder
-from klformer.lab.tasks.hub import nothing_usable
+from klformer.lab.tasks.files import entries, is_folder, nothing_usable
+from klformer.lab.tasks.inputs import chunks_of_images
 from klformer.lab.tasks.presets import LAPTOP_OWN_DATA, Preset
 from klformer.lab.tasks.targets import Classes, targets_from_json
-from klformer.lab.tasks.unlabelled import chunks_of_images
 from klformer.lab.training.objective import Objective
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -1,5 +1,6 @@
 """Image of Long Range Arena: CIFAR-10 in grey, read as a sequence of 1,024 pixels; id = brightness, 0 to 255."""
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,16 +10,78 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from klformer.errors import DataError
+from klformer.errors import ArgumentError, DataError
 from klformer.files import check_regular
 from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
-from klformer.lab.tasks.cifar_pickle import read_python_batch
 from klformer.lab.tasks.config import Split
-from klformer.lab.tasks.files import entries, exists, is_folder, reading
-from klformer.lab.tasks.hub import load_from_hub, nothing_usable
+from klformer.lab.tasks.files import entries, exists, is_folder, load_from_hub, nothing_usable, reading
+from klformer.lab.tasks.inputs import chunks_of_images
 from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_OPTIMISER, Preset, lra_presets, paper_attention
-from klformer.lab.tasks.unlabelled import chunks_of_images
+
+
+class _StoredDtype:
+    def __init__(self, name: Any, *flags: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like; bytes have none."""
+
+
+class _StoredArray:
+    def __init__(self, *arguments: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def array(self) -> NDArray[np.uint8]:
+        """Raises ValueError unless it is an array of bytes in C or Fortran order."""
+        try:
+            _, shape, dtype, is_fortran, content = self.state
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("the array has no state") from error
+        if getattr(dtype, "name", None) not in ("u1", b"u1") or not isinstance(content, bytes):
+            raise ArgumentError("the array must hold bytes (uint8)")
+        return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 stores bytes in old pickles."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}")
+    return text.encode("latin-1")
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    _ALLOWED: dict[tuple[str, str], Any] = {  # noqa: RUF012 - never changed
+        ("numpy.core.multiarray", "_reconstruct"): _StoredArray,
+        ("numpy._core.multiarray", "_reconstruct"): _StoredArray,
+        ("numpy", "ndarray"): _StoredArray,
+        ("numpy", "dtype"): _StoredDtype,
+        ("_codecs", "encode"): _encode,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 needs")
+        return self._ALLOWED[module, name]
+
+
+def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], list[Any]]:
+    """The data, (N, 3072), and the labels of a batch."""
+    with reading(path), path.open("rb") as file:
+        try:
+            batch = _BatchUnpickler(file, encoding="bytes").load()
+            data, labels = batch[b"data"].array(), list(batch[b"labels"])
+        except OSError:
+            raise
+        except Exception as error:
+            # A damaged pickle makes the unpickler raise nearly anything.
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"is not a python batch of CIFAR-10: {reason}", file=path) from error
+    return data, labels
+
 
 _HUB_NAME = "uoft-cs/cifar10"
 _LOOKED_FOR = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10_gray/*.npy", "{train,test}/CLASS/*.png")

@@ -14,10 +14,9 @@ from klformer.errors import DataError, RunError
 from klformer.lab.data import Examples, InputShape
 from klformer.lab.tasks.base import InputChunk, Knowledge, Task
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.inputs import KINDS, InputKind, Inputs, inputs_from_json, learn_inputs
+from klformer.lab.tasks.inputs import KINDS, InputKind, Inputs, chunks_of_rows, inputs_from_json, learn_inputs
 from klformer.lab.tasks.tables import Place
 from klformer.lab.tasks.targets import TargetKind, Targets, label_text, learn_targets, targets_from_json
-from klformer.lab.tasks.unlabelled import chunks_of_rows
 from klformer.lab.tokens import TokensConfig
 from klformer.lab.training.objective import Objective
 

@@ -16,8 +16,8 @@ from klformer.lab.data.sequences import ByteRows, Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import Split
 from klformer.lab.tasks.files import first_existing, parse_label, read_lines
+from klformer.lab.tasks.inputs import chunks_of_rows, rows_of_texts
 from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
-from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
 FILES: dict[Split, str] = {
     "train": "new_aan_pairs.train.tsv",

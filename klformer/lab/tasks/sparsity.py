@@ -27,7 +27,7 @@ from klformer.files import replacing
 from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
-from klformer.lab.tasks.files import GeneratedFolder
+from klformer.lab.tasks.files import GeneratedFolder, progress
 from klformer.lab.tasks.presets import (
     LAPTOP_ATTENTION,
     LRA_OPTIMISER,
@@ -36,7 +36,6 @@ from klformer.lab.tasks.presets import (
     Preset,
     paper_attention,
 )
-from klformer.lab.tasks.progress import progress
 
 MAX_SUM = 4
 NUM_CLASSES = 2 * MAX_SUM + 1

@@ -14,11 +14,10 @@ from klformer.errors import DataError
 from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.files import entries, exists, first_existing, is_folder, reading
-from klformer.lab.tasks.hub import load_from_hub, nothing_usable
+from klformer.lab.tasks.files import entries, exists, first_existing, is_folder, load_from_hub, nothing_usable, reading
+from klformer.lab.tasks.inputs import chunks_of_rows, rows_of_texts
 from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, read_table
-from klformer.lab.tasks.unlabelled import chunks_of_rows, rows_of_texts
 
 _HUB_NAME = "stanfordnlp/imdb"
 _LABELS = ("neg", "pos")

@@ -1,12 +1,34 @@
 """AdamW with groups of parameters: those of the kernels, norms and biases, and everything else."""
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from klformer.kernels import Kernel, SpectralDistribution
-from klformer.lab.training.config import OptimiserConfig
+from klformer.lab.training.config import OptimiserConfig, ScheduleConfig
+
+
+def learning_rate(schedule: ScheduleConfig, base: float, step: int, total_steps: int) -> float:
+    """The learning rate of step t = `step`.
+
+    Args:
+        base: Base learning rate.
+        step: 1 for the first.
+        total_steps: The last step T, at which "cosine" and "linear" reach 0.
+    """
+    warmup = max(schedule.warmup_steps, round(schedule.warmup_fraction * total_steps))
+    if schedule.kind == "rsqrt":
+        # Without warm-up LRA's formula is base / sqrt(t).
+        return base * min(1.0, step / max(1, warmup)) / math.sqrt(max(step, warmup, 1))
+    if step < warmup:
+        return base * step / warmup
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    if schedule.kind == "cosine":
+        return base * 0.5 * (1 + math.cos(math.pi * progress))
+    return base * (1 - progress) if schedule.kind == "linear" else base
+
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 

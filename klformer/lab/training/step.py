@@ -1,8 +1,9 @@
 """One update of the weights with one batch, worked through in parts, by one process or several."""
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,44 @@ from torch import Tensor, nn
 from klformer.distributed.sharding import whole
 from klformer.lab.data import Examples, collate
 from klformer.lab.data.sequences import IntArray
-from klformer.lab.training.clock import CheckpointClock
 from klformer.lab.training.config import TrainingConfig
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.processes import Layout, make_layout
 from klformer.lab.training.signals import StopSignal
+
+#: Between two checkpoints so many times as much time passes as one takes.
+REST = 20
+
+
+class CheckpointClock:
+    """Runs from the beginning of training, and again from every checkpoint.
+
+    Args:
+        seconds: The age of the last checkpoint at which another is due; never if None.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._cost = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Now nothing is lost yet."""
+        self._since = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is old enough."""
+        if self._seconds is None:
+            return False
+        return time.monotonic() - self._since >= max(self._seconds, REST * self._cost)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around the writing of a checkpoint."""
+        self.start()
+        yield
+        self._cost = time.monotonic() - self._since
+        self.start()
 
 
 class NotFinite(Exception):  # noqa: N818 - the trainer makes an error of it that names the step

@@ -20,20 +20,17 @@ from klformer.lab.data import BucketSampler, Examples
 from klformer.lab.data.sequences import IntArray
 from klformer.lab.training.callbacks import Callback, Validation
 from klformer.lab.training.checkpoint import CheckpointStore
-from klformer.lab.training.clock import CheckpointClock
 from klformer.lab.training.config import OptimiserConfig, ScheduleConfig, TrainingConfig
 from klformer.lab.training.evaluation import Evaluation, evaluate
 from klformer.lab.training.log import MetricsLog
 from klformer.lab.training.objective import Objective
-from klformer.lab.training.optimiser import build_optimiser, set_learning_rate
+from klformer.lab.training.optimiser import build_optimiser, learning_rate, set_learning_rate
 from klformer.lab.training.processes import Layout, make_layout
 from klformer.lab.training.progress import AttendedReporter, Reporter
-from klformer.lab.training.saving import Saver
-from klformer.lab.training.schedules import learning_rate
+from klformer.lab.training.saving import Progress, Saver, StepTotals
 from klformer.lab.training.seeds import derived_seed, generator_for
 from klformer.lab.training.signals import StopSignal
-from klformer.lab.training.state import Progress, StepTotals
-from klformer.lab.training.step import NotFinite, Stepper, StepResult
+from klformer.lab.training.step import CheckpointClock, NotFinite, Stepper, StepResult
 from klformer.noise import resample
 
 #: Steps that tell how long the others take.

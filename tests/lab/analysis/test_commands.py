@@ -18,8 +18,7 @@ from support import TINY
 from klformer.lab.analysis.eigenvalues import command as eigenvalues
 from klformer.lab.analysis.kernel import command as kernel
 from klformer.lab.analysis.kernel import figures as kernel_figures
-from klformer.lab.analysis.options import some_of
-from klformer.lab.analysis.output import write_results
+from klformer.lab.analysis.output import some_of, write_results
 from klformer.lab.analysis.variance import command as variance
 from klformer.lab.analysis.variance.measure import variance_metrics
 from klformer.lab.cli.main import main

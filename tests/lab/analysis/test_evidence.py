@@ -17,10 +17,9 @@ from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.command import EvidenceAnalysis, markdown, run
 from klformer.lab.analysis.evidence.measure import comparisons, measured
 from klformer.lab.analysis.recommend import Needs, recommend, relative_time, relative_work
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import ExperimentConfig, preset
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import setting_name
-from klformer.lab.runs.presets import preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import SilentReporter
 from research.evidence.glue_tables import gains, glue, glue_orders

@@ -15,15 +15,12 @@ from benchmarks import fastfood
 from klformer.kernels import FastFoodSpectrum
 from klformer.lab.bench import attention, measure
 from klformer.lab.bench.__main__ import main as measure_alone
-from klformer.lab.bench.attention import AttentionSizes
+from klformer.lab.bench.attention import AttentionSizes, length_table, summarise
 from klformer.lab.bench.attention import forward_and_backward as forward_and_backward_of_attention
-from klformer.lab.bench.attention_tables import length_table, summarise
 from klformer.lab.bench.decode import DecodeBench
 from klformer.lab.bench.decode import run as main_of_decode
-from klformer.lab.bench.floors import matrix_products
 from klformer.lab.bench.measure import crossover, growth_power, in_own_process, log_log_slope, round_times, spread
-from klformer.lab.bench.sizes import Sizes
-from klformer.lab.bench.subjects import ATTENTIONS, Operands, forward_and_backward
+from klformer.lab.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.lab.cli.main import main
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import SpectralKernel, attend

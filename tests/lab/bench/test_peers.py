@@ -11,13 +11,16 @@ from torch import nn
 
 from klformer.kernels import SPECTRA
 from klformer.lab.bench import measure, peer_modules, peers
-from klformer.lab.bench.contenders import Contender, Pair, PeerSizes, pairs
 from klformer.lab.bench.measure import round_times
 from klformer.lab.bench.peer_modules import (
+    Contender,
+    Pair,
     PeerMissingError,
+    PeerSizes,
     build,
     check_same,
     forward_and_backward,
+    pairs,
     performer_pytorch,
     without_epsilon,
 )

@@ -8,7 +8,7 @@ import torch
 from benchmarks.few_queries import WAYS
 from benchmarks.launches import PRODUCTS, count_launches
 from benchmarks.shares import CALLS, OTHER, group_of, measure_shares
-from klformer.lab.bench.sizes import Sizes
+from klformer.lab.bench.subjects import Sizes
 from klformer.lab.cli.main import main
 from klformer.ops.spectral_product.chunked import one_query
 

@@ -12,7 +12,7 @@ from support import TINY, TINY_MODEL
 import klformer
 from klformer.lab.cli import data, train
 from klformer.lab.cli.main import COMMANDS, main
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import preset
 from klformer.lab.tasks import ListOps, Sparsity, task_names
 from klformer.lab.tasks.sparsity import SparsityData
 from klformer.models import AttentionSpec
@@ -260,8 +260,8 @@ def test_profile_of_padding(home, capsys, monkeypatch):
 
 def test_a_group_names_its_commands_and_each_has_its_own_help(capsys):
     for arguments, words in (
-        (["analyze", "--help"], ("variance", "turing", "klformer analyze NAME --help")),
-        (["bench", "--help"], ("peers", "denominators", "klformer bench NAME --help")),
+        (["analyze", "--help"], ("variance", "eigenvalues", "klformer analyze NAME --help")),
+        (["bench", "--help"], ("peers", "attention", "klformer bench NAME --help")),
         (["bench", "layer", "--help"], ("klformer bench layer", "--length")),
     ):
         with pytest.raises(SystemExit) as end:

@@ -16,7 +16,7 @@ from report_support import (
     write_peers,
 )
 
-from klformer.lab.bench.attention_tables import length_table
+from klformer.lab.bench.attention import length_table
 from klformer.lab.bench.model import output
 from klformer.lab.bench.model.step import MATERIALISED
 from klformer.lab.bench.peers import peer_table, subject_table

@@ -4,7 +4,7 @@ import pytest
 
 from klformer.attention import attention_names
 from klformer.lab.report.paper_numbers import EIGENVALUES, ERRATA, GLUE_COLUMNS, LRA, RANDOM
-from klformer.lab.runs.glue_numbers import GLUE
+from klformer.lab.runs.glue import GLUE
 
 
 def test_averages_of_the_lra_table_and_their_misprint():

@@ -30,9 +30,8 @@ from klformer.lab.cli.report import Report
 from klformer.lab.report import page
 from klformer.lab.report.analysis_tables import eigenvalue_head_tables, eigenvalue_table
 from klformer.lab.report.collect import collect
-from klformer.lab.report.confusion import confusion_table
 from klformer.lab.report.paper_numbers import EIGENVALUES
-from klformer.lab.report.run_tables import glue_task, lra_table, rates_table, setting_table
+from klformer.lab.report.run_tables import confusion_table, glue_task, lra_table, rates_table, setting_table
 from klformer.lab.report.settings import make_settings
 from klformer.lab.tables import MISSING
 from klformer.lab.tasks import Text

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from klformer.attention import attention_options
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import build_model, preset
 from klformer.lab.tasks import build_task
 from klformer.models import AttentionSpec
 

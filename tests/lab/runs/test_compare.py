@@ -12,8 +12,8 @@ from support import TINY
 import klformer
 from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.lab.runs.compare import check_model, compare
+from klformer.lab.runs.config import preset
 from klformer.lab.runs.naming import run_name
-from klformer.lab.runs.presets import preset
 from klformer.lab.runs.rates import best_rate, choice
 from klformer.lab.runs.sweep import Variant, variants
 from klformer.lab.training.progress import SilentReporter

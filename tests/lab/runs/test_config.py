@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 import klformer
 from klformer.config import describe_problems
-from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.presets import preset, preset_names
+from klformer.lab.runs.config import ExperimentConfig, preset, preset_names
 from klformer.lab.tasks import task_names
 from klformer.models import AttentionSpec
 
@@ -83,7 +82,7 @@ def test_a_run_keeps_the_defaults_it_was_made_with(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     path.write_text(made.to_json())
     changed = klformer.attention_options("fastfood-prf") | {"lengthscale": 3.0}
-    for module in ("attention.spec", "lab.runs.presets"):
+    for module in ("attention.spec", "lab.runs.config"):
         monkeypatch.setattr(f"klformer.{module}.attention_options", lambda name: changed)
     assert preset("laptop", "text", AttentionSpec(name="fastfood-prf")).attention.options["lengthscale"] == 3.0
     assert ExperimentConfig.from_file(path).attention.options["lengthscale"] == "auto"

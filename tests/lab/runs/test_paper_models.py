@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.presets import preset, preset_names
+from klformer.lab.runs.config import build_model, preset, preset_names
 from klformer.lab.tasks import TASKS, build_task
 from klformer.models import AttentionSpec, InputShape, build_classifier
 

@@ -7,7 +7,7 @@ import pytest
 from task_support import Parity
 
 import klformer
-from klformer.lab.runs.presets import preset, preset_names
+from klformer.lab.runs.config import preset, preset_names
 from klformer.lab.tasks import TASKS
 from klformer.lab.tasks.glue import GLUE_TASKS
 from klformer.models import AttentionSpec

@@ -26,7 +26,7 @@ from run_support import (
 from klformer.errors import DataError, FileError, Interrupted, RunError
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.train import train_run
-from klformer.lab.training import clock
+from klformer.lab.training import step as clock
 from klformer.lab.training import trainer as trainer_module
 from klformer.lab.training.checkpoint import CheckpointStore
 from klformer.lab.training.log import read_lines

@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 
 import klformer
 from klformer.errors import RunError
-from klformer.lab.runs.build import build_model
+from klformer.lab.runs.config import build_model, preset
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import run_name
-from klformer.lab.runs.presets import preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import TASKS
 from klformer.lab.training.log import read_lines

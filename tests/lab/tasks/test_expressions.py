@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from klformer.lab.tasks.expressions import MAX_ARGUMENTS, MAX_DEPTH, OPERATORS, ExpressionGenerator, evaluate
+from klformer.lab.tasks.listops import MAX_ARGUMENTS, MAX_DEPTH, OPERATORS, ExpressionGenerator, evaluate
 
 
 def tokens_of(source):

@@ -10,7 +10,7 @@ from cli_support import fails, run
 from glue_support import write_glue
 
 from klformer.errors import DataError
-from klformer.lab.runs.glue_numbers import paper_row
+from klformer.lab.runs.glue import paper_row
 from klformer.lab.runs.load import load_run
 from klformer.lab.tasks import build_task
 from klformer.lab.tasks.glue import GLUE_TASKS, GlueData

@@ -12,8 +12,7 @@ from user_support import plain_user
 
 from klformer.errors import DataError
 from klformer.lab.tasks import DataConfig, Image
-from klformer.lab.tasks.cifar_pickle import read_python_batch
-from klformer.lab.tasks.image import to_grey
+from klformer.lab.tasks.image import read_python_batch, to_grey
 
 PER_BATCH = 10
 

@@ -6,8 +6,7 @@ import pytest
 
 from klformer.errors import DataError
 from klformer.lab.tasks import GeneratedData, ListOps
-from klformer.lab.tasks.expressions import evaluate
-from klformer.lab.tasks.listops import TOKEN_IDS, TOKENS, read_listops
+from klformer.lab.tasks.listops import TOKEN_IDS, TOKENS, evaluate, read_listops
 
 HEADER = b"Source\tTarget\r\n"
 ROW = b"( ( ( [MAX ( ( ( [MIN 4 ) 7 ) ] ) ) 9 ) ] )\t9\r\n"

@@ -9,11 +9,9 @@ import torch
 
 from klformer.lab.analysis.kernel.command import KernelAnalysis
 from klformer.lab.analysis.kernel.command import run as analyze
-from klformer.lab.analysis.kernel.planted import held_out_pairs, planted_error
-from klformer.lab.analysis.kernel.planted_results import _spread
+from klformer.lab.analysis.kernel.planted_results import _spread, held_out_pairs, planted_error
 from klformer.lab.data import collate
-from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import ExperimentConfig, preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import Planted
 from klformer.lab.tasks.planted import KERNELS, KernelReadout, PlantedData

@@ -6,8 +6,7 @@ import pytest
 from klformer.errors import ArgumentError
 from klformer.lab.data.sequences import IGNORED
 from klformer.lab.runs.compare import check_model
-from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import ExperimentConfig, preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import Recall, recall
 from klformer.lab.tasks.recall import RecallData

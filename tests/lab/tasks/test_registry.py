@@ -7,10 +7,9 @@ from task_support import Parity, Share
 
 from klformer.errors import ArgumentError
 from klformer.lab.runs.compare import comparison_table
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import ExperimentConfig, preset
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
-from klformer.lab.runs.presets import preset
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks import DataConfig, Task, build_task, register_task, task_names
 from klformer.lab.training.progress import SilentReporter

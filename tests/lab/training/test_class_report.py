@@ -8,7 +8,7 @@ from torchmetrics.functional.classification import (
     multiclass_f1_score,
 )
 
-from klformer.lab.training.class_report import BINS, ClassReport
+from klformer.lab.training.metrics import BINS, ClassReport
 from klformer.lab.training.objectives import Classification
 
 

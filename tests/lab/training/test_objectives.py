@@ -9,7 +9,6 @@ from accelerate import Accelerator
 
 from klformer.lab.data import Examples, Sequences, collate
 from klformer.lab.data.sequences import IGNORED
-from klformer.lab.training.clock import CheckpointClock
 from klformer.lab.training.config import TrainingConfig
 from klformer.lab.training.evaluation import evaluate
 from klformer.lab.training.metrics import Metric
@@ -17,7 +16,7 @@ from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import Classification, PositionClassification, Regression, cross_entropy
 from klformer.lab.training.objectives.scored import Correlation, ranks
 from klformer.lab.training.signals import StopSignal
-from klformer.lab.training.step import Stepper
+from klformer.lab.training.step import CheckpointClock, Stepper
 
 
 def examples(targets):

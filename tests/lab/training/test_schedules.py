@@ -3,7 +3,7 @@
 import pytest
 
 from klformer.lab.training.config import ScheduleConfig
-from klformer.lab.training.schedules import learning_rate
+from klformer.lab.training.optimiser import learning_rate
 
 
 def rates(kind, warmup, steps, *, base=0.05, total=20_000):

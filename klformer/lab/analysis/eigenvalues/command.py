@@ -1,6 +1,6 @@
 """`klformer analyze eigenvalues`: what became of the covariance of the frequencies (the paper's eigenvalue tables)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,65 @@ import tyro
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
 from klformer.errors import ArgumentError
-from klformer.lab.analysis.eigenvalues.measure import HeadSpectrum, eigenvalues, spectra_of
-from klformer.lab.analysis.options import Count
-from klformer.lab.analysis.output import print_table, write_results
+from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
+from klformer.lab.analysis.output import Count, print_table, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.plotting import COLOURS, LEARNED, WIDE
 from klformer.lab.runs.load import LoadedRun, RunReader
 from klformer.lab.runs.naming import attention_label, task_label
 from klformer.lab.terminal import make_console
 from klformer.lab.training.progress import make_reporter
+from klformer.noise import kept_noise
+
+
+@dataclass(frozen=True)
+class HeadSpectrum:
+    """Eigenvalues of the covariance of one head, ascending."""
+
+    layer: int
+    head: int
+    eigenvalues: Tensor  # (D,), or (C D,) of all components of a mixture that is not tied
+
+
+def spectra_of(model: nn.Module) -> Iterator[SpectralDistribution]:
+    """The distributions of a model, from the first layer to the last."""
+    for module in model.modules():
+        if isinstance(module, SpectralDistribution):
+            yield module
+
+
+@torch.no_grad()
+def covariance(spectrum: SpectralDistribution, *, draws: int = 64, generator: torch.Generator | None = None) -> Tensor:
+    """Covariance of the frequencies, (H or 1, C, D, D).
+
+    A Gaussian mixture has one for every component in closed form (tied components are listed once). Of any other
+    distribution it is estimated from the frequencies of so many draws; its noise is put back afterwards.
+    """
+    if isinstance(spectrum, GaussianMixtureSpectrum):
+        return spectrum.covariance().double()
+    samples = []
+    with kept_noise(spectrum):
+        for _ in range(draws):
+            spectrum.resample(generator)
+            samples.append(spectrum.frequencies().double())
+    omega = torch.cat(samples, dim=1)  # (H or 1, draws R, D)
+    centred = omega - omega.mean(1, keepdim=True)
+    return (centred.transpose(1, 2) @ centred / (omega.shape[1] - 1)).unsqueeze(1)
+
+
+def eigenvalues(model: nn.Module, *, draws: int = 64, seed: int = 0) -> list[HeadSpectrum]:
+    """Eigenvalues by layer and head, both counted from 1 as in the paper."""
+    found = []
+    for layer, spectrum in enumerate(spectra_of(model), start=1):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.linalg.eigvalsh(covariance(spectrum, draws=draws, generator=generator))
+        for head, of_head in enumerate(values.flatten(1), start=1):
+            found.append(HeadSpectrum(layer, head, of_head.clamp(min=0).sort().values))
+    return found
+
 
 CAPTION = (
     "Eigenvalues of the covariance of the frequencies, by layer and head, after training and at initialisation. "

@@ -15,17 +15,50 @@ from klformer.lab.analysis.cells import Row, difference, with_spread
 from klformer.lab.analysis.cells import markdown as as_markdown
 from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.measure import Measured, comparisons, error_of, measured
-from klformer.lab.analysis.evidence.sweeps import swept_settings
-from klformer.lab.analysis.kernel.planted import held_out_pairs, planted_error
-from klformer.lab.analysis.options import Count
-from klformer.lab.analysis.output import print_table, write_results
+from klformer.lab.analysis.kernel.planted_results import held_out_pairs, planted_error
+from klformer.lab.analysis.output import Count, print_table, write_results
+from klformer.lab.runs.changes import LENGTH, MAY_CHANGE, flatten
+from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.facts import what_it_took
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
-from klformer.lab.runs.naming import selecting_metric
+from klformer.lab.runs.naming import selecting_metric, setting_and_start
+from klformer.lab.runs.rates import FIELD as RATE
 from klformer.lab.runs.rates import at_chosen_rates
 from klformer.lab.tasks import Planted
 from klformer.lab.training.progress import SilentReporter
+
+#: Fields that make no other result, and the learning rate: one is chosen for every model, and learned and frozen runs
+#: are a pair whatever each of them took.
+_UNNAMED = (MAY_CHANGE - LENGTH) | {RATE}
+
+
+def swept_settings(configs: Sequence[ExperimentConfig]) -> list[str]:
+    """For every run the setting with what was swept in it: `sparsity0.5-laptop training.resample_every=10`.
+
+    A field was swept in a setting where runs of one attention and one seed differ in it. Without any, the setting is
+    all there is.
+    """
+    settings = [setting_and_start(config) for config in configs]
+    fields = [_fields(config) for config in configs]
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for setting, config, values in zip(settings, configs, fields, strict=True):
+        groups.setdefault((setting, config.attention.label(), config.seed), []).append(values)
+    swept: dict[str, dict[str, None]] = {}
+    for (setting, _, _), group in groups.items():
+        differing = [name for name in group[0] if len({str(values.get(name)) for values in group}) > 1]
+        swept.setdefault(setting, {}).update(dict.fromkeys(differing))
+    return [
+        " ".join([setting, *(f"{name}={values.get(name)}" for name in swept[setting])])
+        for setting, values in zip(settings, fields, strict=True)
+    ]
+
+
+def _fields(config: ExperimentConfig) -> dict[str, Any]:
+    """What a sweep may change, besides the attention, which rows name anyway."""
+    tree = flatten(config.model_dump(mode="json", exclude={"attention"}))
+    return {name: value for name, value in tree.items() if "." in name and name not in _UNNAMED}
+
 
 CAPTION = (
     "Every attention learned and frozen, mean over seeds on the test set (lines: its standard error; NAME_std: the "

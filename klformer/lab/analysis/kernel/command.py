@@ -23,8 +23,7 @@ from klformer.lab.analysis.kernel.measure import (
     sample_frequencies,
 )
 from klformer.lab.analysis.kernel.planted_results import compare_moments, compare_with_planted
-from klformer.lab.analysis.options import Count
-from klformer.lab.analysis.output import write_results
+from klformer.lab.analysis.output import Count, write_results
 from klformer.lab.data import Batch, collate
 from klformer.lab.runs.load import LoadedRun, load_run
 from klformer.lab.tasks import Planted

@@ -14,7 +14,7 @@ from klformer.attention.base import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
 from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
-from klformer.lab.analysis.eigenvalues.measure import covariance
+from klformer.lab.analysis.eigenvalues.command import covariance
 from klformer.noise import kept_noise, resample
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from klformer.errors import ArgumentError
 from klformer.files import replacing
-from klformer.lab.analysis.options import Count, check_classification, some_of
-from klformer.lab.analysis.output import print_table, write_results
+from klformer.lab.analysis.output import Count, check_classification, print_table, some_of, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.analysis.variance.measure import FloatArray, r_squared, variance_metrics
 from klformer.lab.data import BucketSampler, Examples, collate

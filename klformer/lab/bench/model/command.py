@@ -21,13 +21,12 @@ from rich.console import Console
 from klformer.attention import build_attention
 from klformer.checks import check_choice, check_count
 from klformer.files import write_json
-from klformer.lab.bench.measure import spread
+from klformer.lab.bench.measure import make_report, spread
 from klformer.lab.bench.model.batch import GIBIBYTE, Batch, choose_batch
 from klformer.lab.bench.model.output import draw_length, draw_speed, length_table, speed_table
 from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, in_own_process
-from klformer.lab.bench.report import make_report
 from klformer.lab.environment import describe_machine
-from klformer.lab.runs.presets import preset_table
+from klformer.lab.runs.config import preset_table
 from klformer.lab.tasks import TASKS
 from klformer.lab.terminal import make_console
 from klformer.models import AttentionSpec

@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from klformer.lab.bench.attention_tables import GROWTH_HINT, power_cell
+from klformer.lab.bench.attention import GROWTH_HINT, power_cell
 from klformer.lab.bench.measure import growth_power
 from klformer.lab.plotting import COLOURS, MARKERS, plot_against_length, save
 from klformer.lab.tables import Cell, Table, finite, interval, number, words

@@ -12,12 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from klformer.lab.bench import measure
 from klformer.lab.bench.measure import GIVE_MEMORY_BACK, as_flags
+from klformer.lab.bench.profile import random_batch
 from klformer.lab.data import Batch
-from klformer.lab.runs.build import build_model
-from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.presets import preset
+from klformer.lab.runs.config import ExperimentConfig, build_model, preset
 from klformer.lab.tasks import TASKS
-from klformer.lab.tasks.random import random_batch
 from klformer.memory import extra_peak_memory
 from klformer.models import AttentionSpec
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
-from klformer.lab.training.class_report import MOST_CLASSES, ClassReport
-from klformer.lab.training.metrics import Metric
+from klformer.lab.training.metrics import MOST_CLASSES, ClassReport, Metric
 from klformer.lab.training.objective import Objective
 
 
