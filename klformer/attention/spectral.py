@@ -87,7 +87,11 @@ class SpectralAttention(AttentionMechanism):
 
     @abstractmethod
     def present(self) -> SpectralKernel:
-        """Return the kernel of the present frequencies."""
+        """Return the kernel of the present frequencies.
+
+        Returns:
+            What the product takes.
+        """
 
     def key_bias(
         self, present: SpectralKernel, k: Tensor, key_mask: Tensor | None, key_bias: Tensor | None

@@ -54,6 +54,8 @@ class Certificate:
         ... )
         >>> print(certificate.table().splitlines()[1])
         accuracy                 0.9400               0.9300
+        >>> print(certificate.verdict())
+        close to its teacher: try it on your task (accuracy 0.93, the teacher's 0.94)
     """
 
     model: str

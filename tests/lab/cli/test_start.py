@@ -14,7 +14,6 @@ from pydantic import BaseModel
 import klformer
 from klformer.errors import ArgumentError, ArgumentTypeError, DataError
 from klformer.lab.cli import listing
-from klformer.lab.tables import Table
 
 HEAVY = {"matplotlib", "datasets", "tensorboard", "accelerate", "tyro", "rich", "pandas", "torch", "numpy", "pydantic"}
 
@@ -178,7 +177,7 @@ def test_what_the_user_can_put_right_is_one_line(capsys, monkeypatch, error, cod
 def test_ctrl_c_is_left_to_others_after_the_imports(capsys, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     handlers = []
-    monkeypatch.setattr(listing, "_tasks", lambda: handlers.append(signal.getsignal(signal.SIGINT)) or Table.of([]))
+    monkeypatch.setattr(listing, "_tasks", lambda: handlers.append(signal.getsignal(signal.SIGINT)) or [])
     run(capsys, "list")
     assert handlers == [before]
     assert signal.getsignal(signal.SIGINT) is before
