@@ -166,9 +166,10 @@ def _causal_features(call: Call, before: Sums) -> tuple[Tensor, Tensor]:
         phi_k.transpose(-1, -2) @ ((bias - heaviest.unsqueeze(-1)).exp() * columns), heaviest, before
     )
     # Relative to the heaviest key that a query sees: what it does not see may be heavier by far.
-    scale = torch.maximum(fixed.cummax(-1).values, reference).unsqueeze(-1)  # (B, H, chunks, c, 1)
-    of_past = (reference.unsqueeze(-1) - scale).exp()
     seen = _lower(chunks.size, k)
+    so_far = fixed.unsqueeze(-2).masked_fill(~seen, UNSEEN).amax(-1)  # ONNX has no cummax
+    scale = torch.maximum(so_far, reference).unsqueeze(-1)  # (B, H, chunks, c, 1)
+    of_past = (reference.unsqueeze(-1) - scale).exp()
     of_own = (bias.transpose(-1, -2) - scale).masked_fill(~seen, UNSEEN).exp()
     products = of_past * (phi_q @ past) + (phi_q @ phi_k.transpose(-1, -2) * of_own) @ columns
     totals = None
