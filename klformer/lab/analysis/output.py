@@ -1,4 +1,4 @@
-"""Where an analysis goes: numbers as JSON and CSV, a figure as SVG and PNG, all with one caption."""
+"""Options of analyses, and where they go: numbers as JSON and CSV, a figure as SVG and PNG, one caption for all."""
 
 import csv
 from collections.abc import Mapping, Sequence

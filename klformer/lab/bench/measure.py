@@ -1,4 +1,4 @@
-"""How time and memory are measured: interleaved repeats with medians, and the peak of a process of its own."""
+"""How time and memory are measured (interleaved repeats, medians, the peak of a process of its own) and written."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`klformer profile`: a training step of a preset's model: memory, the share of attention, the cost of padding."""
+"""A training step of a preset's model, on random inputs: memory, the share of attention, the cost of padding."""
 
 import time
 from dataclasses import dataclass

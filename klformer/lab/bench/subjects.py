@@ -1,4 +1,4 @@
-"""What the op benchmark compares: the fused product, materialised features and softmax; `floors` has the floors."""
+"""What the op benchmark compares: the fused product, materialised features, softmax, and matrix products alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The whole description of an experiment: one frozen tree, JSON in and out, unknown keys refused."""
+"""The whole description of an experiment, one frozen tree, as JSON; its presets, and the model that it makes."""
 
 from contextlib import suppress
 from pathlib import Path

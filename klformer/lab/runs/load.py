@@ -1,4 +1,9 @@
-"""Runs that are read back from their folders; nothing is unpickled."""
+"""Runs that are read back from their folders; nothing is unpickled.
+
+A stranger's configuration is believed as far as the weights beside it bear it out: sizes are compared with the header
+of the weights before anything of that size is made. Data is generated in the cache and in the run's own folder;
+elsewhere, or in great numbers, only if the user names the place.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

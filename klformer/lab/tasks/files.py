@@ -1,4 +1,4 @@
-"""Files: found, read, written as a whole or not at all, and checked against a manifest."""
+"""Data: found as files or asked of the hub, read, written as a whole or not at all, checked against a manifest."""
 
 import json
 import logging

@@ -1,5 +1,7 @@
-"""What turns texts into ids is: a vocabulary, with ids of its own for padding, the separator of two texts and the
-mask."""
+"""What turns texts into ids: a vocabulary, with ids of its own for padding, the separator of two texts and the mask.
+
+Bytes and characters are the plain ones.
+"""
 
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a metric is called, which way is better, and how its values are written."""
+"""What a metric is called, which way is better, and how it is written; and the report on classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""AdamW with groups of parameters: those of the kernels, norms and biases, and everything else."""
+"""Learning rates by step, and AdamW with groups of parameters: kernels, norms and biases, and everything else."""
 
 import math
 from typing import Any

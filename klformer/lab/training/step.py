@@ -1,4 +1,4 @@
-"""One update of the weights with one batch, worked through in parts, by one process or several."""
+"""One update of the weights with one batch, in parts, by one process or several; and the clock of checkpoints."""
 
 import math
 import time

@@ -26,7 +26,7 @@ from run_support import (
 from klformer.errors import DataError, FileError, Interrupted, RunError
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.train import train_run
-from klformer.lab.training import step as clock
+from klformer.lab.training import step as step_module
 from klformer.lab.training import trainer as trainer_module
 from klformer.lab.training.checkpoint import CheckpointStore
 from klformer.lab.training.log import read_lines
@@ -167,7 +167,7 @@ def die():
 def test_checkpoints_are_written_by_time_too(tmp_path, monkeypatch):
     config = tiny(tmp_path, checkpoint_every=1000, checkpoint_seconds=1e-6)
     train_run(config, tmp_path / "straight", resume=False, reporter=SilentReporter())
-    monkeypatch.setattr(clock, "REST", 0)
+    monkeypatch.setattr(step_module, "REST", 0)
     with monkeypatch.context() as patch:
         patch.setattr(Classification, "outputs", acting_at(8, die))
         with pytest.raises(MemoryError):
@@ -182,8 +182,8 @@ def test_checkpoints_are_written_by_time_too(tmp_path, monkeypatch):
 
 def test_time_between_checkpoints_grows_with_what_they_cost(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
-    checkpoints = clock.CheckpointClock(30)
+    monkeypatch.setattr(step_module.time, "monotonic", lambda: now[0])
+    checkpoints = step_module.CheckpointClock(30)
     due = []
     for second in range(200):
         now[0] = float(second)
@@ -192,7 +192,7 @@ def test_time_between_checkpoints_grows_with_what_they_cost(monkeypatch):
             with checkpoints.saving():
                 now[0] += 3
     assert due == [30, 93, 156]
-    assert not clock.CheckpointClock(None).is_due()
+    assert not step_module.CheckpointClock(None).is_due()
 
 
 def test_the_only_weights_are_never_removed(tmp_path, monkeypatch):

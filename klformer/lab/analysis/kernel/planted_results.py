@@ -1,4 +1,4 @@
-"""What is written of a run of the task `planted`: its kernel before and after training, and at moments in between."""
+"""What a run of the task `planted` has found: its kernel before and after training, and at moments in between."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
