@@ -4,7 +4,7 @@ import pytest
 import torch
 from conversion_support import FAMILIES, SIZES, answer, batch, batches
 from torch.testing import assert_close
-from transformers import BertConfig, BertModel, Trainer, TrainingArguments
+from transformers import AutoModelForMaskedLM, BertConfig, BertModel, Trainer, TrainingArguments
 
 import klformer
 
@@ -56,16 +56,18 @@ def test_gradient_checkpointing_changes_no_gradient(model):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_trainer_trains_the_kernels(model, tmp_path):
+def test_trainer_trains_the_kernels_and_its_checkpoints_have_them(model, tmp_path):
     rows = [{name: value[0] for name, value in batch("bert", rows=2, padded=False, seed=i).items()} for i in range(8)]
     rows = [{**row, "labels": row["input_ids"]} for row in rows]
     before = {name: p.detach().clone() for name, p in model.named_parameters() if ".klformer." in name}
     arguments = TrainingArguments(
-        str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no", use_cpu=True,
+        str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], save_steps=2, use_cpu=True,
         disable_tqdm=True,
     )  # fmt: skip
     Trainer(model=model, args=arguments, train_dataset=rows).train()
     assert all(not torch.equal(dict(model.named_parameters())[name], value) for name, value in before.items())
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoint-2").eval()
+    assert torch.equal(answer(again, batch("bert")), answer(model.eval(), batch("bert")))
 
 
 @pytest.mark.parametrize("pooled", [True, False])
