@@ -132,6 +132,11 @@ def test_half_precision_is_for_the_model_and_not_for_its_kernels(conversion, fol
     assert (answer(loaded, batch("bert")) - right).norm() < 0.05 * right.norm()
 
 
+def test_weights_can_be_read_by_whom_the_rest_can(folder):
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir() if path.is_file()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_pickles(conversion):
     again = pickle.loads(pickle.dumps(conversion.model))
     assert torch.equal(answer(again, batch("bert")), answer(conversion.model, batch("bert")))
