@@ -126,17 +126,21 @@ def test_calls_that_it_does_not_serve_have_a_reason(monkeypatch):
     assert reason() == "it is for GPUs, not for cpu"
 
 
-def test_causal_forward_and_backward_are_six_launches(monkeypatch):
-    """16,384 tokens, on tensors without memory: our kernels, and what torch does besides."""
+@pytest.mark.parametrize("weighted", [False, True])
+def test_causal_forward_and_backward_are_six_launches(monkeypatch, weighted):
+    """16,384 tokens, on tensors without memory: our kernels and one of torch; one more where keys have weights."""
     ours = []
     monkeypatch.setattr(launches, "launch", lambda kernel, grid, *given, **constants: ours.append(kernel.fn.__name__))
     q, k, v = (torch.empty(1, 8, 16384, 64, device="meta") for _ in range(3))
-    call = Call("causal", SpectralKernel(FEATURE_MAPS["prf"], torch.empty(8, 128, 64, device="meta")), q=q, k=k, v=v)
+    kernel = SpectralKernel(FEATURE_MAPS["prf"], torch.empty(8, 128, 64, device="meta"))
+    bias = torch.empty(1, 8, 16384, device="meta") if weighted else None
+    call = Call("causal", kernel, q=q, k=k, v=v, key_bias=bias)
     with Launches() as theirs:
         outputs = launches.forward(call)
         d_log = torch.empty(1, 8, 16384, device="meta")
         launches.backward(call, outputs, [torch.empty_like(q), d_log, None, None, None])
-    assert ours == ["states_kernel", "attend_kernel", "states_kernel", "gradients_kernel", "gradients_kernel"]
+    always = ["states_kernel", "attend_kernel", "states_kernel", "gradients_kernel", "gradients_kernel"]
+    assert ours == (["envelope_kernel", *always] if weighted else always)
     assert theirs.by_name.total() == 1, theirs.by_name
 
 

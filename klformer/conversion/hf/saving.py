@@ -57,9 +57,8 @@ def _copy_modules(source: Path, folder: Path) -> None:
     if not (modules := _modules(root)) or root / modules[0]["path"] != source or folder.resolve() == root.resolve():
         return
     with writing(folder):
-        for place, pattern in ((place, pattern) for place in {root, source} for pattern in SETTINGS):
-            for file in place.glob(pattern):
-                shutil.copyfile(file, folder / file.name)
+        for file in (file for place in {root, source} for pattern in SETTINGS for file in place.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
         for module in modules[1:]:
             if (root / module["path"]).is_dir() and module["path"]:
                 shutil.copytree(root / module["path"], folder / module["path"], dirs_exist_ok=True)
