@@ -39,7 +39,7 @@ lint: install
 
 # The figures of README and concept pages, from numbers that are in the repository.
 figures: install
-	$(BIN)/python docs/draw.py
+	$(BIN)/python -m research.draw
 
 # The docs as a site in site/; a link or a name that leads nowhere is an error.
 docs: install .venv/docs-installed
@@ -47,8 +47,8 @@ docs: install .venv/docs-installed
 
 # Tables and figures of the docs, and the report of the runs that are kept with them, made again of their data.
 evidence: figures
-	$(BIN)/python -m research.evidence.pages docs README.md
-	$(BIN)/python docs/publish.py
+	$(BIN)/python -m research.evidence.pages docs research/pages README.md
+	$(BIN)/python -m research.publish
 
 .venv/docs-installed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

@@ -3,7 +3,7 @@
     klformer --plugin research analyze turing
 
 registers the analyses below beside those of a user's own runs. `research.evidence` keeps what commands wrote in
-`docs/evidence` and makes the tables of the docs of it.
+`research/data` and renders it as tables of pages; `research.draw` draws the figures. research/README.md is the index.
 """
 
 from klformer.lab.cli.analyze import ANALYSES

@@ -1,4 +1,4 @@
-"""Where the paper's formulas are wrong: the printed form fails, the corrected one holds. docs/paper.md lists them."""
+"""Where the paper's formulas are wrong: the printed form fails, the corrected one holds (research/pages/paper.md)."""
 
 import math
 

@@ -1,6 +1,7 @@
 """Imports go one way through the houses, and each keeps to its size."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def test_nothing_installed_imports_what_is_not():
     assert not wrong
 
 
+def test_nothing_installed_names_what_is_not():
+    """What is installed is there without this repository: its pages and tests are not."""
+    elsewhere = re.compile(r"\b(docs|tests|research|benchmarks|examples)/\w")
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json", ".j2")]
+    assert not [str(path) for path in files if elsewhere.search(path.read_text())]
+
+
 #: Counted apart, and in no folder above it.
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
@@ -82,9 +90,8 @@ BUDGETS = {
     "klformer/lab/tasks": 4_710,
     "klformer/lab/tokens": 440,
     "klformer/lab/training": 3_040,
-    "research": 4_020,
+    "research": 4_510,
     "benchmarks": 740,
-    "docs": 480,
 }
 
 

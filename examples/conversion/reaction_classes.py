@@ -1,4 +1,6 @@
-"""A pooled encoder of reactions, trained here on real pairs, becomes linear (results: docs/conversion-results.md).
+"""A pooled encoder of reactions, trained here on real pairs, becomes linear.
+
+Results: research/pages/conversion-results.md.
 
 python examples/conversion/reaction_classes.py DATA
 

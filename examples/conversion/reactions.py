@@ -1,4 +1,6 @@
-"""A BERT of chemical reactions becomes linear: docs/conversion-results.md has what came out.
+"""A BERT of chemical reactions becomes linear.
+
+Results: research/pages/conversion-results.md.
 
 python examples/conversion/reactions.py DATA --attention atoms-prf:num_frequencies=256 --steps 300
 

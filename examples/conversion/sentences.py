@@ -1,4 +1,6 @@
-"""A sentence encoder, trained here on real pairs, becomes linear: docs/conversion-results.md has what came out.
+"""A sentence encoder, trained here on real pairs, becomes linear.
+
+Results: research/pages/conversion-results.md.
 
 python examples/conversion/sentences.py DATA
 

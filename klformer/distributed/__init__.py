@@ -1,4 +1,4 @@
-"""Beyond one process: sequences in parts, each with a process of its own (docs/many-machines.md)."""
+"""Beyond one process: sequences in parts, each with a process of its own."""
 
 from klformer.distributed.sequence import (
     average_gradients,

@@ -4,7 +4,7 @@ iid          independent
 orthogonal   orthogonal in blocks of D, with norms drawn as those of Gaussian vectors: more evenly spread directions
 antithetic   in pairs n and -n, for positive features: exp(n.x) is large where exp(-n.x) is small. Fourier features
              can't tell n from -n, because a cosine is even: for them it halves the number of frequencies, and doubles
-             the variance of the kernel (docs/concepts/noise.md has figures)
+             the variance of the kernel
 """
 
 from typing import Literal, get_args

@@ -8,7 +8,7 @@ power of two of the head size (inputs are padded with zeros); R frequencies take
 for "M | d_q", which must read d_q | M; with padding and truncation any R works.
 
 The blocks are formed with the fast transform, d^2 log d once a forward, and go through the same product as every
-other kernel: one matrix product is faster than transforming every token (docs/decisions.md).
+other kernel: one matrix product is faster than transforming every token.
 """
 
 from typing import Literal

@@ -35,8 +35,7 @@ class GaussianMixtureSpectrum(SpectralDistribution):
         init: "released" is what the authors' code does. Full: S Xavier-uniform as a (H, D, D) tensor and mu ~
             U(+-1/D), so that frequencies are short (norm about 1.4 at D = 64) and the kernel starts broad. Diagonal:
             variances near 1 and mu ~ U(+-1/sqrt D). "identity" starts at unit covariance with means ~ U(+-1/sqrt D):
-            near the Gaussian kernel. The default is "released": with RKS at D = 64 a unit covariance starts as noise
-            (docs/decisions.md).
+            near the Gaussian kernel. The default is "released": with RKS at D = 64 a unit covariance starts as noise.
         weights: "equal" gives every component 1/C, as the paper does; "learned" learns them, a head its own. A
             kernel of cosines ("rks") can't tell tied components apart, at +mu and -mu, and refuses it for them.
         coupling: How the noise vectors of a draw depend on each other; see `kernels/coupling.py`. "antithetic" is for

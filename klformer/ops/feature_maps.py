@@ -70,7 +70,7 @@ class RandomKitchenSinks(FeatureMap):
     positive = False
     parts = 2
     takes_smoothing = True
-    # The authors' code and the paper's presets have 1: a contrast of 2 : 1 at most (docs/decisions.md).
+    # The authors' code and the paper's presets have 1: a contrast of 2 : 1 at most.
     options = MappingProxyType({"smoothing": 0.1, "learn_smoothing": False})
 
     def features(self, scores: Tensor, out: Tensor, dim: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""What commands wrote, kept in docs/evidence, and the tables of the docs that are made of it."""
+"""What commands wrote, kept in research/data, and the tables of pages that are made of it."""

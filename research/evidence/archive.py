@@ -1,6 +1,6 @@
 """Keeps what runs have told, without their weights, so that tables and reports can be made of them again.
 
-    python -m research.evidence.archive runs docs/evidence/runs/text.tar.xz
+    python -m research.evidence.archive runs research/runs/text.tar.xz
 
 A run takes 1 to 4 KB of the archive. `tar xf` unpacks it; what `klformer report`, `klformer curves` and
 `klformer analyze evidence` read is all there. Where the data lay is left out. The same runs give the same archive, byte

@@ -1,31 +1,31 @@
 """Puts what a command wrote into the data of the docs, in the place of what a setting had.
 
     klformer bench attention --lengths 1024 4096 --out bench
-    python -m research.evidence.keep bench/attention.json docs/evidence/data/attentions.json time
+    python -m research.evidence.keep bench/attention.json research/data/attentions.json time
 
 Rows are kept as they were measured, numbers with five digits; field=value takes some of them, as in a page's table:
 
-    python -m research.evidence.keep bench/attention.json docs/evidence/data/readme.json attention-times \\
+    python -m research.evidence.keep bench/attention.json research/data/readme.json attention-times \\
       name=softmax,gmm-rks,performer
 
 The command, without the place that it wrote to, becomes that of the setting; its environment that of the file. Where
 other settings were measured in another one, `differs` says so. A setting that took several commands has their reports
 with commas between:
 
-    python -m research.evidence.keep small.json,large.json docs/evidence/data/efficiency.json operators
+    python -m research.evidence.keep small.json,large.json research/data/efficiency.json operators
 
 Rows that name their setting, as those of runs do, are taken where it is the one that is asked for, whatever metric
 stands behind its colon. --before says what was typed before the command, such as what made the runs:
 
     klformer analyze evidence runs
-    python -m research.evidence.keep analysis/runs.json docs/evidence/data/text.json text-laptop \\
+    python -m research.evidence.keep analysis/runs.json research/data/text.json text-laptop \\
       --before "klformer compare --task text --seeds 0 1 2 --attentions softmax gmm-prf"
 
 --beside attention leaves rows of attentions that the report does not have where they are: those of earlier runs.
 
 --of takes the rows of another setting, under the name that is asked for, such as those of a sweep:
 
-    python -m research.evidence.keep analysis/runs.json docs/evidence/data/decisions.json \\
+    python -m research.evidence.keep analysis/runs.json research/data/decisions.json \\
       "drawn every step" --of "sparsity0.5-laptop training.resample_every=1"
 """
 

@@ -1,7 +1,7 @@
 """Tables of the docs are made of the data that they speak of, never typed.
 
-    python -m research.evidence.pages docs README.md   renders every page of a folder, and another page
-    python -m research.evidence.pages docs --check     says which would change, and exits with 1 if any
+    python -m research.evidence.pages docs research/pages README.md   renders the pages of folders, and another page
+    python -m research.evidence.pages docs --check                    says which would change, and exits with 1 if any
 
 A table stands between two comments of a page. The first names the kind of the table, the data (a file from the
 project's root, or several with commas between) and the rows to take, as field=value with the words in quotes where they
@@ -43,6 +43,8 @@ from klformer.errors import ArgumentError, FileError
 from klformer.lab.analysis.cells import Row
 from research.evidence.tables import COLUMN_OPTIONS, KINDS
 
+#: Where pages name their data from.
+ROOT = Path(__file__).parents[2]
 #: What is asked for as a table, and is a sentence.
 MEASURED = "measured"
 _TABLE = re.compile(r"(<!-- table (?P<words>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -123,7 +125,7 @@ def main() -> None:
     for place in options.places:
         for page in sorted(place.rglob("*.md")) if place.is_dir() else [place]:
             before = page.read_text()
-            after = render(before, place.resolve().parent, str(page))
+            after = render(before, ROOT, str(page))
             if after != before:
                 changed.append(str(page))
                 if not options.check:

@@ -1,4 +1,4 @@
-"""`analyze mse`: Theorem 3 and Lemma S.2 by simulation, as printed and as corrected (docs/theorem3.md)."""
+"""`analyze mse`: Theorem 3 and Lemma S.2 by simulation, as printed and as corrected (research/pages/theorem3.md)."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """`analyze turing`: Theorems 1 and 2 by construction, and what is left of them with random features.
 
 Every machine is run by both constructions of `research.turing`, beside a plain simulator: with hard
-attention in float64 and in exact arithmetic, with soft attention, and with RKS and PRF features. docs/turing.md
-explains them.
+attention in float64 and in exact arithmetic, with soft attention, and with RKS and PRF features.
+research/pages/turing.md explains them.
 """
 
 import math

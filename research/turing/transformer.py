@@ -27,7 +27,7 @@ def zeros(*shape: int) -> Array:
 
 @dataclass(frozen=True)
 class Printed:
-    """Slips of the appendix to put back in, so that tests can show each failing. docs/turing.md explains them."""
+    """Slips of the appendix to put back in, so that tests can show each failing (research/pages/turing.md)."""
 
     positions_from_zero: bool = False
     """Embed position i as (1, i, 1/i, 1/i^2) from i = 0 on."""

@@ -21,7 +21,9 @@ from klformer.lab.cli.main import COMMANDS
 from klformer.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "research").rglob("*.md")]
+)
 #: Pages whose blocks another test runs.
 ELSEWHERE = {"docs/tutorials/convert.md": "tests/conversion/test_tutorial.py"}
 #: Plugins that need no page: a word for any, and folders of a clone.

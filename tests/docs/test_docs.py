@@ -21,9 +21,9 @@ from klformer.lab.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md"), *(ROOT / "research").rglob("*.md")])
 MEASURED = ("klformer/lab/analysis/measured.json", "examples/conversion/measured.json")
-DATA = [*sorted((ROOT / "docs/evidence/data").glob("*.json")), *(ROOT / name for name in MEASURED)]
+DATA = [*sorted((ROOT / "research/data").glob("*.json")), *(ROOT / name for name in MEASURED)]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

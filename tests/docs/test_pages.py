@@ -9,10 +9,10 @@ import pytest
 from research.evidence.pages import render
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT / "docs/evidence/data"
+DATA = ROOT / "research/data"
 MEASURED = ROOT / "klformer/lab/analysis/measured.json"
 CONVERTED = ROOT / "examples/conversion/measured.json"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "research").rglob("*.md"))]
 WITH_TABLES = [page for page in PAGES if "<!-- table" in page.read_text()]
 
 

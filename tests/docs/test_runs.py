@@ -1,4 +1,4 @@
-"""What is kept of runs (docs/evidence/runs) is what the tables are made of, and a report can be made of it."""
+"""What is kept of runs (research/runs) is what the tables are made of, and a report can be made of it."""
 
 import tarfile
 from pathlib import Path
@@ -10,7 +10,7 @@ from klformer.lab.analysis.evidence.command import EvidenceAnalysis, run
 from klformer.lab.report.collect import collect
 from research.evidence.keep import rounded
 
-EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
+EVIDENCE = Path(__file__).parents[2] / "research"
 ARCHIVES = sorted((EVIDENCE / "runs").glob("*.tar.xz"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md"), *(ROOT / "research").rglob("*.md")])
 
 FENCE = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->", flags=re.DOTALL)

@@ -5,7 +5,7 @@
 A round kills one command with SIGKILL at random moments, going on as a user would, and compares what it leaves with
 what it leaves undisturbed: training and pretraining (weights, optimiser and result bit for bit, and no checkpoint
 lost), generation of data (the files), evaluation (its output, and the run untouched) and a report (the page is whole at
-every moment). Exits with 1 if anything differs. --json FILE writes a row a command, for docs/robustness.md.
+every moment). Exits with 1 if anything differs. --json FILE writes a row a command, for research/pages/robustness.md.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Evaluates and saves all the time, as a run of a day does. Prints memory (resident, MiB) and open files on the way; exits
 with 1 if the second half of the run has grown by more than 2% of the memory, or by a file. --json FILE writes what it
-prints, for docs/robustness.md.
+prints, for research/pages/robustness.md.
 """
 
 import argparse

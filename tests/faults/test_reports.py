@@ -1,4 +1,4 @@
-"""The scripts that attack klformer write what they found, as docs/robustness.md shows it."""
+"""The scripts that attack klformer write what they found, as research/pages/robustness.md shows it."""
 
 import json
 import sys

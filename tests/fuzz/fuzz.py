@@ -4,7 +4,7 @@
 
 Every input has a number, and is made from it alone: `--first NUMBER --inputs 1` makes one again. What is not a refusal
 in words (a UserError), and what takes longer than ten seconds of the processor, is a crash; crashes at one place count
-as one. --json FILE writes a row a target, for docs/robustness.md.
+as one. --json FILE writes a row a target, for research/pages/robustness.md.
 """
 
 import argparse

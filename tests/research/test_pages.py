@@ -11,7 +11,7 @@ from research.evidence.pages import render
 from research.mse.command import compare_formulas
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT / "docs/evidence/data"
+DATA = ROOT / "research/data"
 ROW = {
     "setting": "a: accuracy, %",
     "attention": "gmm-rks",

@@ -1,7 +1,7 @@
 """From the evidence to an answer: the attention that recalled best among those that fit the needs.
 
-The evidence is the file measured.json beside this one, written by `klformer analyze evidence` from the runs of
-docs/evidence.md. Work is counted in multiplications for one query and one head, which do not depend on a machine:
+The evidence is the file measured.json beside this one, written by `klformer analyze evidence` from runs on
+recall. Work is counted in multiplications for one query and one head, which do not depend on a machine:
 
     softmax   L (D + E)                 each query with each key, and each weight with its value
     kernel    2 R D + 2 F E             both projections on R frequencies; F features into the state and out of it

@@ -66,7 +66,7 @@ GLUE_MODEL = {
 }  # fmt: skip
 GLUE_OPTIMISER = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
 #: Small enough for 6,000 steps in a quarter of an hour of one core. With a convolution every token sees its neighbours,
-#: which no linear attention found by itself in 1,200 steps, and softmax only with rotary positions (docs/language.md).
+#: which no linear attention found by itself in 1,200 steps, and softmax only with rotary positions.
 SMALL_MODEL = {
     "num_layers": 2, "num_heads": 4, "model_dim": 128, "head_dim": 32, "ffn_dim": 256, "head_hidden_dim": 128,
     "head_activation": "tanh", "dropout": 0.0, "positions": "rotary", "convolution_width": 5, "pooling": "cls",

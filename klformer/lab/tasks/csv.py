@@ -25,7 +25,7 @@ _STEMS: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 
-#: Measured on film reviews and on sentences (docs/own-data.md): bytes learn nothing in this time, pieces of words do,
+#: Measured on film reviews and on sentences: bytes learn nothing in this time, pieces of words do,
 #: and a second layer or a convolution adds nothing.
 LAPTOP: Preset = {
     **LAPTOP_OWN_DATA,

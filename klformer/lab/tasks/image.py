@@ -264,7 +264,7 @@ PRESETS = lra_presets(
     laptop={
         # Small, and with positions that need not be learned: pixels are many, and width matters less than steps. Grey
         # values are amounts and start so, and the convolution reaches one row up and one down: with both all attentions
-        # learn much sooner (docs/results.md).
+        # learn much sooner.
         "data": {"train_limit": 10_000, "validation_limit": 500, "test_limit": 2_000},
         "model": {
             "model_dim": 32, "head_dim": 8, "positions": "sinusoidal", "convolution_width": 65,

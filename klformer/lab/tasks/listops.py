@@ -159,7 +159,7 @@ PRESETS = lra_presets(
     },
     laptop={
         # The mean of all positions and a convolution over neighbours, as for Text: with CLS a larger learning rate does
-        # not help (docs/results.md).
+        # not help.
         "data": {"num_examples": 20_000, "max_len": 200, "validation_limit": 1_000},
         "model": {"num_layers": 2, "positions": "sinusoidal"},
         "optimiser": {"learning_rate": 2e-3},

@@ -4,7 +4,7 @@ A preset is a mapping of sections: data, model, optimiser, schedule and training
 options by the attention's name. Options under ANY are for all attentions that have them. `paper` is the paper's tables
 "Hyperparameters for LRA tasks" and "Number of random samples M", and its appendix on the sparsity task; `laptop` keeps
 the task and the shape of the model and makes everything smaller, for two cores and some minutes; `workstation` has Long
-Range Arena's own lengths and all of its examples, for half an hour of one core (docs/lengths.md).
+Range Arena's own lengths and all of its examples, for half an hour of one core.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ PAPER_SMOOTHING = 1.0
 #: With weight decay on everything, the kernels too.
 PAPER_OPTIMISER: Section = {**LRA_OPTIMISER, "kernel_weight_decay": None}
 
-#: New frequencies every step: with the paper's 100, a short run adapts to the few samples it sees (docs/decisions.md).
+#: New frequencies every step: with the paper's 100, a short run adapts to the few samples it sees.
 SMALL_TRAINING: Section = {"clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 10}
 
 #: The laptop preset has the same number of frequencies for all kernels, so that they are compared at equal cost: four

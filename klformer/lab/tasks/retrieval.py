@@ -45,7 +45,7 @@ PRESETS = lra_presets(
     },
     laptop={
         # One layer, a convolution over neighbours and the mean of all positions, as for Text; the difference of the
-        # papers, without which nothing is learned (docs/decisions.md); and large batches, with which it is learned
+        # papers, without which nothing is learned; and large batches, with which it is learned
         # sooner.
         "data": {"max_len": 256, "train_limit": 16_000, "validation_limit": 1_000, "test_limit": 2_000},
         "model": {"pair_features": "difference", "positions": "learned"},

@@ -157,7 +157,7 @@ PRESETS = lra_presets(
     laptop={
         # One layer and no dropout: what a byte says of a review is little, and deeper models take longer to find it.
         # The mean of all positions: with CLS alone softmax does not learn in this time. The convolution tells a byte
-        # its neighbours: without it no attention is above what the counts of bytes give (docs/results.md).
+        # its neighbours: without it no attention is above what the counts of bytes give.
         "data": {"max_len": 512, "validation_limit": 1_000, "test_limit": 2_000},
         "model": {"positions": "learned"},
         "training": {"batch_size": 32, "max_steps": 500, "evaluate_every": 250, "checkpoint_every": 250},

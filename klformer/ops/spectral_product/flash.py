@@ -15,7 +15,7 @@ columns of zeros fill up the rest. Which kernel: on a CPU torch's flash attentio
 attention for float32 and its flash attention for half precision. A few calls each way, whatever the length is.
 
 `auto` takes this on CUDA, and never in half precision: frequencies would be rounded to it, and features are made in
-float32 at least. Who wants that asks for `flash_half` (docs/howto/gpu.md).
+float32 at least. Who wants that asks for `flash_half`.
 """
 
 from collections.abc import Collection, Sequence
@@ -43,7 +43,7 @@ class FlashBackend(FusedBackend):
 
     Args:
         priority: As in `Backend`.
-        on_cpu: Serve calls on a CPU, where `chunked` is the faster of the two at most sizes (docs/efficiency.md).
+        on_cpu: Serve calls on a CPU, where `chunked` is the faster of the two at most sizes.
         half: Compute in half precision where operands are stored in one. Otherwise in float32 at least.
     """
 

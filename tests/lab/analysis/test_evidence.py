@@ -231,7 +231,7 @@ def test_work_is_counted_in_multiplications():
 
 
 def test_times_are_those_of_the_docs_and_lie_between_them():
-    data = json.loads((Path(klformer.__file__).parents[1] / "docs/evidence/data/attentions.json").read_text())
+    data = json.loads((Path(klformer.__file__).parents[1] / "research/data/attentions.json").read_text())
     measured = {
         (row["name"], row["length"]): row["seconds"]["median"] for row in data["rows"] if row["setting"] == "time"
     }

@@ -1,7 +1,7 @@
-"""Makes the report that is published with the docs: `python docs/publish.py` writes evidence/report.html.
+"""Make research/report.html, the report of all runs that are kept: `python -m research.publish`.
 
-It is made of the runs that evidence/runs keeps, an archive for each task, and of the analyses in evidence/data.
-results.md has the same as commands.
+It is made of the runs in research/runs, an archive for each task, and of the analyses in research/data.
+research/pages/results.md has the same as commands.
 """
 
 import tarfile
@@ -12,7 +12,7 @@ from klformer.files import write_text
 from klformer.lab.report.collect import Collection, collect
 from klformer.lab.report.page import render
 
-EVIDENCE = Path(__file__).parent / "evidence"
+EVIDENCE = Path(__file__).parent
 REPORT = EVIDENCE / "report.html"
 TITLE = "Long Range Arena and sparsity at laptop budgets"
 

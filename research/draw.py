@@ -1,6 +1,6 @@
-"""Draws figures of README and docs into docs/figures: `python docs/draw.py`, or with names of some.
+"""Draw the figures of README, docs and research pages: `python -m research.draw`, or with names of some.
 
-Numbers come from files that commands wrote, in evidence/data and beside the code: `klformer analyze` and
+Numbers come from files that commands wrote, in research/data and beside the code: `klformer analyze` and
 `klformer bench`. The only other pictures of pages are those of the report in a browser.
 """
 
@@ -10,15 +10,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, cast
 
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import klformer
+from klformer.attention.kernelized import KernelizedAttention
 from klformer.lab.analysis import recommend
 from klformer.lab.analysis.eigenvalues.command import draw_summary
 from klformer.lab.analysis.evidence import chart, measure
@@ -31,9 +33,9 @@ from research.mse import figures as mse_figures
 from research.mse import measure as mse_measure
 from research.pretraining import command as pretraining_command
 
-FIGURES = Path(__file__).parent / "figures"
+ROOT = Path(__file__).parents[1]
 EVIDENCE = Path(recommend.__file__).with_name("measured.json")
-DATA = Path(__file__).parent / "evidence" / "data"
+DATA = Path(__file__).parent / "data"
 LRA = ("listops", "text", "retrieval", "image")
 KERNELS = tuple(f"{name}-{map_}" for map_ in ("rks", "prf") for name in ("gmm", "fastfood", "generative"))
 COMPARED = {*KERNELS, *(f"{name}:frozen=true" for name in KERNELS), "softmax", "linear-elu", "performer"}
@@ -239,7 +241,9 @@ def noise() -> Figure:
         attention = klformer.build_attention("rbf-rks", num_heads=1, head_dim=1, num_frequencies=count, smoothing=0.0)
         for draw in range(8):
             klformer.resample(attention, torch.Generator().manual_seed(draw))
-            estimate = attention.kernel.estimate(torch.zeros(1, 1, 1, 1), distance.view(1, 1, -1, 1))
+            estimate = cast(KernelizedAttention, attention).kernel.estimate(
+                torch.zeros(1, 1, 1, 1), distance.view(1, 1, -1, 1)
+            )
             axes.plot(distance, estimate.flatten(), color=LEARNED, alpha=0.5, linewidth=1)
         axes.plot(distance, (-(distance**2) / 2).exp(), color=TRUTH, linewidth=2, linestyle="--")
         axes.set(title=f"R = {count}", xlabel="key - query")
@@ -258,7 +262,7 @@ def masks() -> Figure:
     for axes, (title, seen) in zip(grid, panels.items(), strict=True):
         axes.pcolormesh(
             seen.float().flip(0),
-            cmap=plt.matplotlib.colors.ListedColormap(["#eeeeee", LEARNED]),
+            cmap=ListedColormap(["#eeeeee", LEARNED]),
             edgecolors="white",
             vmin=0,
             vmax=1,
@@ -402,13 +406,17 @@ def self_pretraining() -> Figure:
     return figure
 
 
-DRAWINGS: dict[str, Callable[[], Figure]] = {
+#: Figures of the docs, and of the pages of research/.
+USED: dict[str, Callable[[], Figure]] = {
     "overview": overview,
     "architecture": architecture,
     "concept-kernel": kernel,
     "concept-noise": noise,
     "concept-masks": masks,
     "attention": attention,
+    "kernel-learning": kernel_learning,
+}
+STUDIED: dict[str, Callable[[], Figure]] = {
     "lra": lra,
     "lengths": lengths,
     "sparsity": sparsity,
@@ -421,11 +429,17 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "kernel-profiles": kernel_profiles,
     "kernel-attention": kernel_attention,
     "kernel-planted": kernel_planted,
-    "kernel-learning": kernel_learning,
     "mse": theorem3,
 }
+DRAWINGS = USED | STUDIED
+
+
+def place(name: str) -> Path:
+    """Return the file of a figure."""
+    return ROOT / ("docs" if name in USED else "research") / "figures" / f"{name}.png"
+
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or DRAWINGS:
-        save(DRAWINGS[wanted](), FIGURES / f"{wanted}.png")
-        print(f"docs/figures/{wanted}.png")
+        save(DRAWINGS[wanted](), place(wanted))
+        print(place(wanted).relative_to(ROOT))
