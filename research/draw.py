@@ -241,9 +241,8 @@ def noise() -> Figure:
         attention = klformer.build_attention("rbf-rks", num_heads=1, head_dim=1, num_frequencies=count, smoothing=0.0)
         for draw in range(8):
             klformer.resample(attention, torch.Generator().manual_seed(draw))
-            estimate = cast(KernelizedAttention, attention).kernel.estimate(
-                torch.zeros(1, 1, 1, 1), distance.view(1, 1, -1, 1)
-            )
+            kernel = cast(KernelizedAttention, attention).kernel
+            estimate = kernel.estimate(torch.zeros(1, 1, 1, 1), distance.view(1, 1, -1, 1))
             axes.plot(distance, estimate.flatten(), color=LEARNED, alpha=0.5, linewidth=1)
         axes.plot(distance, (-(distance**2) / 2).exp(), color=TRUTH, linewidth=2, linestyle="--")
         axes.set(title=f"R = {count}", xlabel="key - query")

@@ -90,7 +90,7 @@ BUDGETS = {
     "klformer/lab/tasks": 4_710,
     "klformer/lab/tokens": 440,
     "klformer/lab/training": 3_040,
-    "research": 4_510,
+    "research": 4_515,
     "benchmarks": 740,
 }
 
