@@ -70,8 +70,8 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_110,
-    "klformer/lab": 21_380,
+    "klformer": 40_160,
+    "klformer/lab": 21_410,
     "klformer/ops": 6_570,  # without the kernels for GPUs
     "klformer/ops/triton": 880,
     "klformer/kernels": 1_260,
@@ -87,7 +87,7 @@ BUDGETS = {
     "klformer/lab/data": 660,
     "klformer/lab/report": 2_730,
     "klformer/lab/runs": 2_690,
-    "klformer/lab/tasks": 4_710,
+    "klformer/lab/tasks": 4_740,
     "klformer/lab/tokens": 440,
     "klformer/lab/training": 3_040,
     "research": 4_515,

@@ -1,20 +1,22 @@
 """Associative recall: pairs of a key and a value, then keys whose values are asked for.
 
 Nothing but attention can solve it: the keys of a sequence get their values anew, so that a query has to find its key
-among the others. How sharp the kernel is decides how many pairs can be told apart. There are two forms.
+among the others. How sharp the kernel is decides how many pairs can be told apart. There are three forms.
 
 pairs    a position is a whole pair, the vector (one-hot key, one-hot value); a query is a key without a value. One
          layer that sees everything is enough
 causal   keys and values are tokens of their own, k1 v1 k2 v2 ..., then queries among blanks, and positions see the
-         past only ("multi-query associative recall", MQAR). It takes two layers: one that gives every value its key,
-         one that recalls
+         past only. It takes two layers: one that gives every value its key, one that recalls
+mqar     as causal, with the distribution of "multi-query associative recall" (Arora et al., Zoology, 2023): values are
+         different ones too, queries come at every second position, early ones far more often, and what is left of the
+         length are random tokens
 
-The keys of a sequence are different ones; values are drawn independently. Queries are different keys of the sequence,
-at random positions after the pairs. What is left of the length is blank.
+The keys of a sequence are different ones. Queries are different keys of the sequence, after the pairs. In the first two
+forms values are drawn independently, queries have random positions, and what is left of the length is blank.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,8 @@ PAIRS, SYMBOLS, QUERIES = 16, 64, 4
 #: Validation and test are generated as well, from streams of their own.
 _HELD_OUT = 1_000
 _BLOCK = 1 << 22
+#: Zoology's exponent: the pairs' queries come after a gap g with probability proportional to g^(0.01 - 1).
+_GAP_POWER = 0.01
 _PARTS: tuple[Split, ...] = ("train", "validation", "test")
 
 _TRAINING: Section = {
@@ -40,37 +44,41 @@ _TRAINING: Section = {
 }  # fmt: skip
 _ATTENTION: Section = {ANY: {"num_frequencies": 64}}
 
-PRESETS: Mapping[str, Preset] = {
-    "laptop": {
-        "model": {
-            "num_layers": 1, "num_heads": 2, "model_dim": 64, "head_dim": 32, "ffn_dim": 128, "head_hidden_dim": 64,
-            "dropout": 0.0, "positions": "none",
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 3e-3, "weight_decay": 0.0},
-        "schedule": {"kind": "cosine", "warmup_steps": 50},
-        "training": _TRAINING,
-        "attention": _ATTENTION,
+_LAPTOP: Preset = {
+    "model": {
+        "num_layers": 1, "num_heads": 2, "model_dim": 64, "head_dim": 32, "ffn_dim": 128, "head_hidden_dim": 64,
+        "dropout": 0.0, "positions": "none",
     },
+    "optimiser": {**LRA_OPTIMISER, "learning_rate": 3e-3, "weight_decay": 0.0},
+    "schedule": {"kind": "cosine", "warmup_steps": 50},
+    "training": _TRAINING,
+    "attention": _ATTENTION,
+}  # fmt: skip
+_CAUSAL: Preset = {**_LAPTOP, "model": {**_LAPTOP["model"], "num_layers": 2, "positions": "learned"}}
+
+PRESETS: Mapping[str, Preset] = {
+    "laptop": _LAPTOP,
     "causal": {
+        **_CAUSAL,
         "data": {"form": "causal", "num_pairs": 8, "num_queries": 8, "num_symbols": 32},
-        "model": {
-            "num_layers": 2, "num_heads": 2, "model_dim": 64, "head_dim": 32, "ffn_dim": 128, "head_hidden_dim": 64,
-            "dropout": 0.0, "positions": "learned",
-        },
-        "optimiser": {**LRA_OPTIMISER, "learning_rate": 3e-3, "weight_decay": 0.0},
-        "schedule": {"kind": "cosine", "warmup_steps": 50},
         # Softmax has 99.8% after 200 steps. gmm-rks has 74% after 1,200 if these are all, and 97% after 3,000.
         "training": {**_TRAINING, "max_steps": 3000},
-        "attention": _ATTENTION,
     },
-}  # fmt: skip
+    "mqar": {
+        **_CAUSAL,
+        "data": {"form": "mqar", "num_pairs": 4, "num_queries": 4, "num_symbols": 128, "max_len": 64},
+        # Softmax has 100% after 700 steps.
+        "training": {**_TRAINING, "max_steps": 1500},
+    },
+}
 
 
 class RecallData(GeneratedData):
     """How many pairs of how many symbols, and what is asked of them."""
 
-    form: Literal["pairs", "causal"] = "pairs"
-    """pairs: a position is a pair, for one layer. causal: keys and values apart, for two layers that see the past."""
+    form: Literal["pairs", "causal", "mqar"] = "pairs"
+    """pairs: a position is a pair, for one layer. causal: keys and values apart, for two layers that see the past.
+    mqar: causal, with Zoology's distribution of queries and random tokens between them."""
 
     num_pairs: int = Field(PAIRS, ge=1)
     """Pairs in a sequence."""
@@ -103,7 +111,8 @@ class RecallData(GeneratedData):
     @property
     def shortest(self) -> int:
         """Positions that pairs and queries take."""
-        return self.num_pairs * (2 if self.form == "causal" else 1) + self.num_queries
+        for_pair, for_query = {"pairs": (1, 1), "causal": (2, 1), "mqar": (2, 2)}[self.form]
+        return for_pair * self.num_pairs + for_query * self.num_queries
 
 
 class Recall(Task):
@@ -132,7 +141,9 @@ class Recall(Task):
 
     name: ClassVar[str] = "recall"
     title: ClassVar[str] = "Recall"
-    summary: ClassVar[str] = "values of keys among pairs of both, in one layer or causal in two (generated)"
+    summary: ClassVar[str] = (
+        "values of keys among pairs of both, in one layer, or causal in two, also as MQAR (generated)"
+    )
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     num_classes: int = SYMBOLS
     input_dim: int | None = 2 * SYMBOLS
@@ -148,7 +159,7 @@ class Recall(Task):
         super().__init__(config, quiet=quiet)
         self.max_len = config.max_len or config.shortest
         self.num_classes = config.num_symbols
-        self.is_causal = config.form == "causal"
+        self.is_causal = config.form != "pairs"
         self.vocab_size = 2 * config.num_symbols + 1 if self.is_causal else None
         self.input_dim = None if self.is_causal else 2 * config.num_symbols
 
@@ -157,7 +168,7 @@ class Recall(Task):
         config = self.config
         unusual = config.num_pairs != PAIRS or config.num_symbols != SYMBOLS
         parts = [
-            "causal" if self.is_causal else "",
+            config.form if self.is_causal else "",
             f"{config.num_pairs} of {config.num_symbols}" if unusual else "",
             f"queries {config.num_queries}" if config.num_queries != QUERIES else "",
             f"length {self.max_len}" if self.max_len != config.shortest else "",
@@ -195,26 +206,43 @@ def generate(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Keys and values of all positions, -1 where there is none, and targets, IGNORED but at queries: (count, length)
     each."""
-    pairs, queries = config.num_pairs, config.num_queries
-    chosen = _different(generator, count, config.num_symbols, pairs)
-    assigned = generator.integers(0, config.num_symbols, (count, pairs))
+    pairs, queries, symbols = config.num_pairs, config.num_queries, config.num_symbols
+    chosen = _different(generator, count, symbols, pairs)
     keys, values = np.full((2, count, length), -1, np.int64)
     targets = np.full((count, length), IGNORED, np.int64)
-    if config.form == "causal":
-        keys[:, 0 : 2 * pairs : 2], values[:, 1 : 2 * pairs : 2] = chosen, assigned
-        first = 2 * pairs
+    if config.form == "mqar":
+        assigned = _different(generator, count, symbols, pairs)
+        tokens = generator.integers(0, 2 * symbols, (count, length))
+        keys, values = np.where(tokens < symbols, tokens, -1), np.where(tokens < symbols, -1, tokens - symbols)
     else:
-        keys[:, :pairs], values[:, :pairs] = chosen, assigned
+        assigned = generator.integers(0, symbols, (count, pairs))
+    if config.form == "pairs":
         first = pairs
+        keys[:, :pairs], values[:, :pairs] = chosen, assigned
+    else:
+        first = 2 * pairs
+        keys[:, 0:first:2], values[:, 1:first:2] = chosen, assigned
+        keys[:, 1:first:2], values[:, 0:first:2] = -1, -1
     asked = _different(generator, count, pairs, queries)
-    places = first + _different(generator, count, length - first, queries)
+    if config.form == "mqar":
+        gaps = np.arange(1, (length - first) // 2 + 1)
+        places = first + 2 * _different(generator, count, len(gaps), queries, gaps ** (_GAP_POWER - 1))
+    else:
+        places = first + _different(generator, count, length - first, queries)
+    np.put_along_axis(values, places, -1, 1)
     np.put_along_axis(keys, places, np.take_along_axis(chosen, asked, 1), 1)
     np.put_along_axis(targets, places, np.take_along_axis(assigned, asked, 1), 1)
     return keys, values, targets
 
 
-def _different(generator: np.random.Generator, count: int, high: int, size: int) -> NDArray[np.int64]:
-    """(count, size): in every row different numbers below `high`, in random order."""
+def _different(
+    generator: np.random.Generator, count: int, high: int, size: int, weights: NDArray[np.floating[Any]] | None = None
+) -> NDArray[np.int64]:
+    """(count, size): in every row different numbers below `high`, drawn one after the other with the given weights."""
     # In blocks of so many numbers: 20,000 sequences with 4,096 keys to choose from take a gigabyte at once.
     blocks = np.diff([*range(0, count, max(1, _BLOCK // high)), count])
-    return np.concatenate([np.argsort(generator.random((rows, high), np.float32), 1)[:, :size] for rows in blocks])
+    if weights is None:
+        return np.concatenate([np.argsort(generator.random((rows, high), np.float32), 1)[:, :size] for rows in blocks])
+    # The first of exponential clocks with these rates is drawn first, then the first of those that are left.
+    clocks = (generator.standard_exponential((rows, high)) / weights for rows in blocks)
+    return np.concatenate([np.argsort(times, 1)[:, :size] for times in clocks])

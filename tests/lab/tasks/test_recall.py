@@ -57,6 +57,33 @@ def test_causal(length):
         assert (tokens == 22).sum() == length - 13
 
 
+def test_mqar():
+    made = task(form="mqar", max_len=25)
+    examples = made.load("train")
+    assert (made.vocab_size, made.input_dim, made.is_causal) == (23, None, True)
+    for tokens, targets in zip(examples.first, examples.targets, strict=True):
+        keys, values = tokens[:10:2], tokens[1:10:2]
+        assert keys.max() < 11 <= values.min() <= values.max() < 22
+        assert len(set(keys.tolist())) == len(set(values.tolist())) == 5
+        table = dict(zip(keys.tolist(), (values - 11).tolist(), strict=True))
+        (places,) = np.nonzero(targets != IGNORED)
+        assert len(places) == 3
+        assert (places >= 10).all()
+        assert (places % 2 == 0).all()
+        assert [table[key] for key in tokens[places].tolist()] == targets[places].tolist()
+    # No position is blank, and between the queries every token occurs.
+    assert set(np.concatenate(list(examples.first)).tolist()) == set(range(22))
+
+
+def test_the_first_query_of_mqar_has_zoologys_gaps():
+    examples = task(form="mqar", num_queries=1, num_examples=6000, max_len=30).load("train")
+    places = (examples.targets != IGNORED).argmax(1)
+    expected = np.arange(1, 11) ** (0.01 - 1)
+    expected *= 6000 / expected.sum()
+    counts = np.bincount((places - 10) // 2, minlength=10)
+    assert (np.abs(counts - expected) <= 4 * np.sqrt(expected)).all()
+
+
 def test_symbols_places_and_questions_are_uniform():
     examples = task(num_examples=6000, max_len=12).load("train")
     vectors = examples.first.values.reshape(6000, 12, 22)
@@ -82,6 +109,7 @@ def test_names_tell_the_settings_apart():
     assert Recall(RecallData()).label() == "Recall"
     assert task().label() == "Recall 5 of 11 queries 3"
     assert task(form="causal").label() == "Recall causal 5 of 11 queries 3"
+    assert task(form="mqar").label() == "Recall mqar 5 of 11 queries 3"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +119,7 @@ def test_names_tell_the_settings_apart():
         ({"num_queries": 6}, "num_queries must be at most num_pairs=5"),
         ({"max_len": 7}, "max_len must be at least 8, for 5 pairs and 3 queries in the form 'pairs', got 7"),
         ({"form": "causal", "max_len": 12}, "max_len must be at least 13"),
+        ({"form": "mqar", "max_len": 15}, "max_len must be at least 16"),
     ],
 )
 def test_what_does_not_fit_is_refused(config, message):
