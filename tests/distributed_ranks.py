@@ -26,7 +26,6 @@ from klformer.testing.problems import HEAD_DIM, HEADS, VALUE_DIM, small_options
 from klformer.testing.subjects import KERNELS
 
 RANKS = 4
-ATTENTIONS = [*KERNELS, "hedgehog"]
 #: Where parts end, by their number: uneven ones, and one that is empty.
 CUTS = {1: [], 2: [5], 4: [6, 6, 9]}
 BATCH, LENGTH, MODEL = 2, 19, 12
@@ -36,8 +35,8 @@ def case_names():
     names = []
     for count in CUTS:
         ways = [f"{way} {count}" for way in ("all", "causal")]
-        names += [f"encoder {attention} {way}" for attention in ATTENTIONS for way in ways]
-        names += [f"float32 {attention} {way}" for attention in ATTENTIONS for way in ways]
+        names += [f"encoder {attention} {way}" for attention in KERNELS for way in ways]
+        names += [f"float32 {attention} {way}" for attention in KERNELS for way in ways]
         if count > 1:
             names += [f"weights {kind} {way}" for kind in WEIGHTS for way in ways]
             names += [f"model {kind} {count}" for kind in MODELS]

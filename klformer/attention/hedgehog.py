@@ -19,6 +19,7 @@ from klformer.errors import ArgumentError
 from klformer.kernels.coupling import orthogonal_rows
 from klformer.kernels.kernel import Role
 from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product import BACKENDS, SpectralKernel
 
 
@@ -59,7 +60,10 @@ class HedgehogAttention(SpectralAttention):
 
     def features(self, x: Tensor, role: Role) -> Tensor:
         check_choice("role", role, ("query", "key"))
-        return (x @ _pairs(self.query_map if role == "query" else self.key_map).transpose(-1, -2)).softmax(-1)
+        self._check_heads("x", x)
+        with full_precision(x) as dtype:
+            rows = _pairs(self.query_map if role == "query" else self.key_map).to(dtype)
+            return (x.to(dtype) @ rows.transpose(-1, -2)).softmax(-1)
 
     @property
     def backend(self) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from klformer.attention.base import AttentionMechanism
 from klformer.attention.registry import register_attention
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.ops.softmax_attention import attend, hide, visible_keys
 
 
@@ -44,8 +44,7 @@ class SoftmaxAttention(AttentionMechanism):
     @torch.no_grad()
     def absorb(self, state: KeyValueCache, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> KeyValueCache:
         self._check_operands(k, k, v, key_mask, causal=False)
-        if k.shape[0] != state.k.shape[0]:
-            raise ArgumentError(f"the state is for {state.k.shape[0]} sequences, got a batch of {k.shape[0]}")
+        _check_state(state, k)
         if key_mask is None:
             key_mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
         return KeyValueCache(
@@ -56,8 +55,18 @@ class SoftmaxAttention(AttentionMechanism):
 
     @torch.no_grad()
     def read(self, state: KeyValueCache, q: Tensor) -> Tensor:
+        _check_state(state, q)
         self._check_operands(q, state.k, state.v, state.key_mask, causal=False)
         return self.attend(q, state.k, state.v, key_mask=state.key_mask, causal=False)
+
+
+def _check_state(state: KeyValueCache, tokens: Tensor) -> None:
+    if not isinstance(state, KeyValueCache):
+        raise ArgumentTypeError(
+            f"state must be of this attention's own, as of initial_state, got {type(state).__name__}"
+        )
+    if tokens.shape[0] != state.k.shape[0]:
+        raise ArgumentError(f"the state is for {state.k.shape[0]} sequences, got a batch of {tokens.shape[0]}")
 
 
 register_attention("softmax", SoftmaxAttention, "softmax attention, quadratic (torch's scaled_dot_product_attention)")

@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from klformer.attention.base import AttentionMechanism, AttentionSizes
 from klformer.attention.registry import register_attention
@@ -25,6 +24,7 @@ from klformer.errors import ArgumentError
 from klformer.ops.blocks import block_positions, cut, cut_mask, join, neighbours
 from klformer.ops.precision import full_precision
 from klformer.ops.softmax_attention import hide, softmax_weights
+from klformer.ops.transforms import recomputed
 
 PATTERNS = ("fixed", "strided")
 #: Scores computed at once, over batch, heads, queries and keys.
@@ -107,7 +107,7 @@ class SparseAttention(AttentionMechanism):
             operands = [torch.split(x.to(full), step, dim=1) for x in (queries, *near)]
             operands.append(torch.split(near_there, step, dim=1))
             pieces = [
-                checkpoint(attend_rows, number * step, *piece, use_reentrant=False, preserve_rng_state=False)
+                recomputed(attend_rows, number * step, *piece, preserve_rng_state=False)
                 for number, piece in enumerate(zip(*operands, strict=True))
             ]
             out = join(torch.cat(pieces, dim=1), length)

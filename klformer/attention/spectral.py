@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from klformer.attention.base import AttentionMechanism, AttentionSizes, Capabilities
 from klformer.checks import check_count, check_number
-from klformer.errors import ArgumentError
+from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.ops.near import near_attention
 from klformer.ops.precision import full_precision
 from klformer.ops.shapes import check_key_bias
@@ -348,6 +348,10 @@ class SpectralAttention(AttentionMechanism):
     def _far(self, state: "KernelState | NearState") -> KernelState:
         """Return the kernel's part of a state; raise ArgumentError unless it is of this attention as it is now."""
         far = state.far if isinstance(state, NearState) else state
+        if not isinstance(far, KernelState):
+            raise ArgumentTypeError(
+                f"state must be of this attention's own, as of initial_state, got {type(far).__name__}"
+            )
         if isinstance(state, NearState) != (self.window > 0):
             raise ArgumentError("the state is of an attention with another window")
         stamp = self._stamp()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from klformer.attention import AttentionSpec, MultiheadAttention
 from klformer.attention.multihead import MultiheadState
@@ -16,6 +15,7 @@ from klformer.errors import ArgumentError
 from klformer.models.config import EncoderConfig
 from klformer.models.streaming import encode_stream
 from klformer.ops.spectral_product.parts import Parts
+from klformer.ops.transforms import recomputed
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
@@ -183,7 +183,7 @@ class _Stack(nn.Module):
         for index, layer in enumerate(self.layers):
             wanted = num_outputs if index == len(self.layers) - 1 else None
             if self.config.checkpoint_layers and self.training:
-                x = checkpoint(layer, x, key_mask, memory, memory_mask, wanted, use_reentrant=False)
+                x = recomputed(layer, x, key_mask, memory, memory_mask, wanted)
             else:
                 x = layer(x, key_mask, memory, memory_mask, wanted)
         return self.norm(x)

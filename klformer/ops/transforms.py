@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
@@ -32,6 +33,14 @@ def is_derived_again(d_out: Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(d_out)
     )
+
+
+def recomputed(function: Callable[..., Tensor], *operands: object, preserve_rng_state: bool = True) -> Tensor:
+    """Return what a function gives, computed again for backward; torch.func's transforms keep what they need."""
+    if torch._C._are_functorch_transforms_active():
+        return function(*operands)
+    out: Tensor = checkpoint(function, *operands, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    return out
 
 
 def gradients_of(

@@ -72,9 +72,10 @@ def test_a_step_takes_one_token_of_its_own_batch(name):
     mechanism, x = build(name).eval(), operands(causal=True)
     with pytest.raises(ValueError, match=f"a step takes one token, got {QUERIES}"):
         mechanism.step(*x, mechanism.initial_state(BATCH))
-    if name in KERNELS:
-        with pytest.raises(ValueError, match="the state is for 5 sequences, got a batch of 2"):
-            mechanism.step(*(s[:, :, :1] for s in x), mechanism.initial_state(5))
+    with pytest.raises(ValueError, match="the state is for 5 sequences, got a batch of 2"):
+        mechanism.step(*(s[:, :, :1] for s in x), mechanism.initial_state(5))
+    with pytest.raises(ValueError, match="the state is for 5 sequences, got a batch of 2"):
+        mechanism.read(mechanism.initial_state(5), x.q)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -114,6 +115,16 @@ def test_states_of_two_parts_are_merged(name):
     )
     merged = mechanism.read(mechanism.merge(first, second), x.q)
     torch.testing.assert_close(merged, mechanism(*x, key_mask=key_mask), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_what_is_no_state_is_refused(name):
+    mechanism, x = problem(name)
+    for wrong in (None, x.k):
+        with pytest.raises(TypeError, match="state must be of this attention's own"):
+            mechanism.absorb(wrong, x.k, x.v)
+        with pytest.raises(TypeError, match="state must be of this attention's own"):
+            mechanism.read(wrong, x.q)
 
 
 @pytest.mark.parametrize("name", KERNELS)

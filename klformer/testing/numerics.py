@@ -97,6 +97,21 @@ def test_gradients(name, causal, masked):
 
 
 @every_direction
+def test_transforms_give_what_autograd_does(name, causal):
+    mechanism, x = problem(name, causal=causal)
+
+    def total(q):
+        return mechanism(q, x.k, x.v, causal=causal).square().sum()
+
+    q = x.q.requires_grad_()
+    (expected,) = torch.autograd.grad(total(q), q, allow_unused=True)
+    given = torch.func.grad(total)(q.detach())
+    torch.testing.assert_close(given, torch.zeros_like(q) if expected is None else expected, atol=1e-10, rtol=1e-10)
+    several = torch.func.vmap(total)(torch.stack([q.detach(), -q.detach()]))
+    torch.testing.assert_close(several, torch.stack([total(q), total(-q)]), atol=1e-10, rtol=1e-10)
+
+
+@every_direction
 @pytest.mark.parametrize("poison", [1e9, float("inf"), float("nan")])
 def test_padding_cannot_leak(name, causal, poison):
     mechanism, x = problem(name, dtype=torch.float32, causal=causal)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import klformer
-from klformer.attention.kernelized import KernelizedAttention
+from klformer.attention.spectral import SpectralAttention
 from klformer.noise import has_noise
 from klformer.testing.problems import build
 
 NAMES = klformer.attention_names()
 MECHANISMS = {name: build(name) for name in NAMES}
-KERNELS = [name for name, mechanism in MECHANISMS.items() if isinstance(mechanism, KernelizedAttention)]
+KERNELS = [name for name, mechanism in MECHANISMS.items() if isinstance(mechanism, SpectralAttention)]
 CROSS = [name for name, mechanism in MECHANISMS.items() if mechanism.supports_cross]
 CAUSAL = [name for name, mechanism in MECHANISMS.items() if mechanism.supports_causal]
 DECODING = [name for name, mechanism in MECHANISMS.items() if mechanism.supports_decoding]

@@ -102,8 +102,9 @@ def test_performer_is_softmax_attention_with_many_features():
     assert relative_error(performer(*x), softmax(*x)) < 0.01
 
 
-def test_features_want_the_right_shape_and_role():
-    mechanism = build("gmm-rks")
+@pytest.mark.parametrize("name", ["gmm-rks", "hedgehog"])
+def test_features_want_the_right_shape_and_role(name):
+    mechanism = build(name)
     with pytest.raises(ValueError, match="role must be one of 'query', 'key', got 'kye'"):
         mechanism.features(operands().q, role="kye")
     with pytest.raises(ValueError, match="x must have shape"):

@@ -21,7 +21,7 @@ def encoder(attention, *, causal, **config):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("name", [*KERNELS, "hedgehog"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_stream_is_the_sequence(name, causal):
     model = encoder(name, causal=causal, rotary=name.endswith("rks"))
     x, mask = torch.randn(2, LENGTH, MODEL, dtype=torch.float64), torch.rand(2, LENGTH) > 0.3

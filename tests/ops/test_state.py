@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused(setting):
         state.absorb(document(2)["k"], normal(BATCH, HEADS, 2, VALUES + 1))
 
 
-@pytest.mark.parametrize("name", [*KERNELS, "hedgehog"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_states_of_every_kernel_attention_merge(name):
     mechanism, x = build(name).eval(), operands(keys=13)
     mask = half_masked(keys=13)
