@@ -71,9 +71,6 @@ def resample(module: nn.Module, generator: torch.Generator | None = None) -> Non
         module: A model, a layer or an attention; what has no noise, or keeps its draw (`redraw=False`), is left alone.
         generator: On the CPU; torch's own if None.
 
-    Raises:
-        AttributeError: it is no module.
-
     Examples:
         >>> import torch, klformer
         >>> attention = klformer.build_attention("gmm-rks", num_heads=1, head_dim=4, num_frequencies=8)
@@ -98,9 +95,6 @@ def without_noise(weights: Mapping[str, Tensor], module: nn.Module) -> dict[str,
 
     Returns:
         The state dict without its noise.
-
-    Raises:
-        AttributeError: it is no module, or the weights are no mapping.
 
     Examples:
         >>> import klformer

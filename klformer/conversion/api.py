@@ -135,9 +135,6 @@ def certify(fitted: Fitted, progress: Progress | None = None) -> Conversion:
         fitted: What `fit` gave.
         progress: As in `convert`.
 
-    Raises:
-        RuntimeError: the model itself has failed.
-
     Examples:
         >>> import torch, klformer
         >>> config = klformer.EncoderConfig(model_dim=16, num_layers=2, num_heads=2, attention="softmax")

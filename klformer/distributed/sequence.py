@@ -92,9 +92,6 @@ def whole_sequences(model: Model) -> Model:
     Returns:
         The model.
 
-    Raises:
-        AttributeError: it is no module.
-
     Examples:
         >>> import klformer
         >>> from klformer.distributed import parts_of, whole_sequences
@@ -116,9 +113,6 @@ def parts_of(model: nn.Module) -> Parts | None:
 
     Returns:
         The parts that `sequence_parallel` gave to the model; None if it takes whole sequences.
-
-    Raises:
-        AttributeError: it is no module.
 
     Examples:
         >>> import klformer
@@ -168,9 +162,6 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     Args:
         model: After `backward`. Parameters without a gradient are left alone; they must be the same on all processes.
         mesh: All of its dimensions count, those of data parallelism as well.
-
-    Raises:
-        RuntimeError: torch's, if the processes can't reach each other.
 
     Examples:
         >>> import torch

@@ -3,20 +3,43 @@
 from torch import Tensor, nn
 
 from klformer.models.embeddings import SequenceEmbedding
-from klformer.models.heads import ClassifierHead, PairClassifierHead
+from klformer.models.heads import ClassifierHead
 from klformer.models.pooling import sequence_vectors
 from klformer.models.transformer import TransformerDecoder, TransformerEncoder
 
 
-class SequenceClassifier(nn.Module):
-    """Scores of a sequence, read off its CLS position, or off the mean over its tokens if there is no CLS.
-
-    `build_classifier` puts one together from a configuration.
+class Model(nn.Module):
+    """An embedding, an encoder and a head.
 
     Args:
         embedding: From tokens or vectors to inputs of the encoder.
         encoder: Layers of the model's size.
-        head: From one vector to the scores.
+        head: From vectors to scores.
+    """
+
+    def __init__(
+        self, embedding: SequenceEmbedding, encoder: TransformerEncoder | TransformerDecoder, head: nn.Module
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.encoder = encoder
+        self.head = head
+
+    def encode(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Return one vector (B, model_dim) for each sequence: at CLS if the embedding puts one in front, else the mean.
+
+        Args:
+            inputs: Tokens (B, L) or vectors (B, L, input_dim).
+            key_mask: (B, L), True = keep.
+        """
+        assert isinstance(self.encoder, TransformerEncoder)
+        return sequence_vectors(self.embedding, self.encoder, inputs, key_mask)
+
+
+class SequenceClassifier(Model):
+    """Scores of a sequence, read off its CLS position, or off the mean over its tokens if there is no CLS.
+
+    `build_classifier` puts one together from a configuration.
 
     Examples:
         >>> import torch
@@ -34,11 +57,7 @@ class SequenceClassifier(nn.Module):
         torch.Size([2, 3])
     """
 
-    def __init__(self, embedding: SequenceEmbedding, encoder: TransformerEncoder, head: ClassifierHead) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.encoder = encoder
-        self.head = head
+    head: ClassifierHead
 
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Scores (B, num_outputs).
@@ -47,16 +66,11 @@ class SequenceClassifier(nn.Module):
             inputs: Tokens (B, L) or vectors (B, L, input_dim).
             key_mask: (B, L), True = keep.
         """
-        return self.head(sequence_vectors(self.embedding, self.encoder, inputs, key_mask))
+        return self.head(self.encode(inputs, key_mask))
 
 
-class PositionClassifier(nn.Module):
+class PositionClassifier(Model):
     """Scores of every position of a sequence, by an encoder, or by a decoder that sees the past only.
-
-    Args:
-        embedding: From tokens or vectors to inputs of the encoder; without CLS.
-        encoder: An encoder, or a decoder without a memory.
-        head: From the vector of a position to its scores.
 
     Examples:
         >>> import torch
@@ -71,14 +85,6 @@ class PositionClassifier(nn.Module):
         torch.Size([2, 50, 3])
     """
 
-    def __init__(
-        self, embedding: SequenceEmbedding, encoder: TransformerEncoder | TransformerDecoder, head: ClassifierHead
-    ) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.encoder = encoder
-        self.head = head
-
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Scores (B, L, num_outputs).
 
@@ -90,13 +96,8 @@ class PositionClassifier(nn.Module):
         return self.head(self.encoder(x, key_mask=key_mask))
 
 
-class PairClassifier(nn.Module):
+class PairClassifier(Model):
     """Scores of a pair of sequences, both through the same encoder.
-
-    Args:
-        embedding: From tokens or vectors to inputs of the encoder.
-        encoder: Layers of the model's size.
-        head: From two vectors to the scores.
 
     Examples:
         The two sides may have different lengths:
@@ -112,21 +113,6 @@ class PairClassifier(nn.Module):
         >>> model.encode(first).shape
         torch.Size([4, 64])
     """
-
-    def __init__(self, embedding: SequenceEmbedding, encoder: TransformerEncoder, head: PairClassifierHead) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.encoder = encoder
-        self.head = head
-
-    def encode(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The vector of each sequence, (B, model_dim).
-
-        Args:
-            inputs: Tokens (B, L) or vectors (B, L, input_dim).
-            key_mask: (B, L), True = keep.
-        """
-        return sequence_vectors(self.embedding, self.encoder, inputs, key_mask)
 
     def forward(
         self, first: Tensor, second: Tensor, first_mask: Tensor | None = None, second_mask: Tensor | None = None

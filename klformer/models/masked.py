@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from klformer.models.embeddings import SequenceEmbedding
-from klformer.models.transformer import TransformerEncoder
+from klformer.models.classifiers import Model
 
 
 class MaskedHead(nn.Module):
@@ -30,15 +29,10 @@ class MaskedHead(nn.Module):
         return self.transform(x) @ embedding.T / math.sqrt(embedding.shape[1]) + self.bias
 
 
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(Model):
     """Scores of the vocabulary at some positions of sequences.
 
     `build_masked` puts one together from a configuration.
-
-    Args:
-        embedding: From tokens to inputs of the encoder.
-        encoder: Layers of the model's size.
-        head: From a vector to the scores of all tokens.
 
     Examples:
         >>> import torch
@@ -52,12 +46,6 @@ class MaskedLanguageModel(nn.Module):
         >>> model(tokens, None, asked).shape
         torch.Size([6, 100])
     """
-
-    def __init__(self, embedding: SequenceEmbedding, encoder: TransformerEncoder, head: MaskedHead) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.encoder = encoder
-        self.head = head
 
     def forward(self, inputs: Tensor, key_mask: Tensor | None, asked: Tensor) -> Tensor:
         """Scores (M, vocab_size) of the M positions that are asked for, row by row.

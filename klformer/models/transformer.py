@@ -71,18 +71,21 @@ class TransformerLayer(nn.Module):
         x = x[:, :num_outputs] + self.dropout(attended)
         if self.cross_attention is not None and self.cross_norm is not None:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, key_mask=memory_mask))
+        return self._feed_forward(x)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
     def attend_to(self, state: MultiheadState, x: Tensor, key_mask: Tensor | None) -> Tensor:
         """The layer at x (B, L, model_dim), with all keys absorbed in a state already; without a memory."""
         x = x + self.dropout(self.self_attention.read(state, self.self_norm(x), key_mask=key_mask))
-        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+        return self._feed_forward(x)
 
     def extend(self, x: Tensor, state: MultiheadState, key_mask: Tensor | None) -> tuple[Tensor, MultiheadState]:
         """Return the layer at the next tokens x (B, L, model_dim) of a causal sequence, and the state after them."""
         attended, state = self.self_attention.extend(self.self_norm(x), state, key_mask=key_mask)
         x = x + self.dropout(attended)
-        return x + self.dropout(self.ffn(self.ffn_norm(x))), state
+        return self._feed_forward(x), state
 
     def initial_state(
         self, batch_size: int, memory: Tensor | None, memory_mask: Tensor | None, *, in_place: bool = False
@@ -103,7 +106,7 @@ class TransformerLayer(nn.Module):
         x = x + self.dropout(attended)
         if self.cross_attention is not None and self.cross_norm is not None and state.cross is not None:
             x = x + self.dropout(self.cross_attention.read(state.cross, self.cross_norm(x)))
-        return x + self.dropout(self.ffn(self.ffn_norm(x))), LayerState(own, state.cross)
+        return self._feed_forward(x), LayerState(own, state.cross)
 
 
 @dataclass(frozen=True)
@@ -148,9 +151,6 @@ class _Stack(nn.Module):
 
         Args:
             index: From 0 on; from the end, if it is negative.
-
-        Raises:
-            IndexError: there is no such layer.
 
         Examples:
             >>> import klformer
