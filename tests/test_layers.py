@@ -70,17 +70,17 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_160,
+    "klformer": 40_136,
     "klformer/lab": 21_410,
-    "klformer/ops": 6_570,  # without the kernels for GPUs
+    "klformer/ops": 6_573,  # without the kernels for GPUs
     "klformer/ops/triton": 880,
     "klformer/kernels": 1_260,
-    "klformer/attention": 2_995,
-    "klformer/nn": 230,
-    "klformer/models": 1_550,
+    "klformer/attention": 3_010,
+    "klformer/nn": 228,
+    "klformer/models": 1_515,
     "klformer/conversion": 3_370,
-    "klformer/distributed": 800,
-    "klformer/testing": 920,
+    "klformer/distributed": 790,
+    "klformer/testing": 939,
     "klformer/lab/analysis": 2_050,
     "klformer/lab/bench": 2_790,
     "klformer/lab/cli": 1_910,
