@@ -7,7 +7,8 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from klformer.conversion import ConversionError
-from klformer.conversion.hf.export import ExportedEncoder, export_onnx
+from klformer.conversion.hf.encoder import TextEncoder
+from klformer.conversion.hf.export import export_onnx
 from klformer.errors import ArgumentError
 from klformer.lab.cli.main import main
 
@@ -31,7 +32,7 @@ def pooled(model, inputs, pooling):
 @pytest.mark.parametrize("pooling", ["none", "mean", "first"])
 def test_what_is_exported(model, pooling):
     inputs = batch("bert")
-    encoder = ExportedEncoder(model, pooling=pooling, unit_length=pooling != "none")
+    encoder = TextEncoder(model, pooling=pooling, unit_length=pooling != "none")
     assert_close(encoder(**inputs), pooled(model, inputs, pooling))
 
 
@@ -42,7 +43,7 @@ def test_onnx_is_the_model_at_any_length(model, pooling, tmp_path, capsys):
     runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     file = tmp_path / "model.onnx"
     if pooling == "none":
-        export_onnx(ExportedEncoder(model), file)
+        export_onnx(TextEncoder(model), file)
     else:
         model.save_pretrained(tmp_path / "linear")
         main(["export", str(tmp_path / "linear"), "--out", str(file), "--pooling", "mean", "--unit-length"])
@@ -57,11 +58,11 @@ def test_onnx_is_the_model_at_any_length(model, pooling, tmp_path, capsys):
 
 
 def test_refusals(model, tmp_path, capsys, monkeypatch):
-    for family, message in (("vit", "reads pixel_values"), ("gpt2", "generates, with a state that ONNX does not keep")):
+    for family, message in (("vit", "reads pixel_values"), ("gpt2", "is no encoder: it generates texts")):
         with pytest.raises(ConversionError, match=message):
-            ExportedEncoder(FAMILIES[family]())
+            TextEncoder(FAMILIES[family]())
     with pytest.raises(ArgumentError, match="must be pooled"):
-        ExportedEncoder(model, unit_length=True)
+        TextEncoder(model, unit_length=True)
     (tmp_path / "there.onnx").touch()
     for arguments, said in (
         ([str(tmp_path), "--out", str(tmp_path / "there.onnx")], "is there already: give another --out"),
@@ -72,4 +73,4 @@ def test_refusals(model, tmp_path, capsys, monkeypatch):
         assert said in capsys.readouterr().err
     monkeypatch.setattr("klformer.errors.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"needs onnx, onnxscript: pip install 'klformer\[onnx\]'"):
-        export_onnx(ExportedEncoder(model), tmp_path / "new.onnx")
+        export_onnx(TextEncoder(model), tmp_path / "new.onnx")

@@ -3,58 +3,15 @@
 import logging
 import warnings
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import normalize
-from transformers import PreTrainedModel
 
-from klformer.conversion.hosts import ConversionError
-from klformer.errors import ArgumentError, check_extra
+from klformer.conversion.hf.encoder import INPUTS, TextEncoder
+from klformer.errors import check_extra
 from klformer.files import writing
-from klformer.models.pooling import masked_mean
-
-Pooling = Literal["none", "mean", "first"]
-#: What a file takes, (batch, length) each.
-INPUTS = ("input_ids", "attention_mask")
 
 
-class ExportedEncoder(nn.Module):
-    """What a file computes.
-
-    Args:
-        model: An encoder.
-        pooling: "none" for what the model gives; "mean" over the tokens or the "first" token of its hidden states.
-        unit_length: Whether pooled embeddings have length 1.
-
-    Raises:
-        ConversionError: the model is not one that reads texts and gives them back at once.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, pooling: Pooling = "none", unit_length: bool = False) -> None:
-        super().__init__()
-        kind = type(model).__name__
-        if model.main_input_name != INPUTS[0]:
-            raise ConversionError(f"{kind} reads {model.main_input_name}: only encoders of texts are exported")
-        if model.can_generate():
-            raise ConversionError(f"{kind} generates, with a state that ONNX does not keep: only encoders are exported")
-        if unit_length and pooling == "none":
-            raise ArgumentError("embeddings of length 1 must be pooled: pooling must be 'mean' or 'first', got 'none'")
-        self.model = model if pooling == "none" else model.base_model
-        self._pooling, self._unit_length = pooling, unit_length
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Scores, hidden states (B, L, model_dim) or embeddings (B, model_dim)."""
-        answer: Any = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        if self._pooling == "none":
-            return answer.logits if "logits" in answer else answer.last_hidden_state
-        hidden = answer.last_hidden_state
-        pooled = hidden[:, 0] if self._pooling == "first" else masked_mean(hidden, attention_mask.bool())
-        return normalize(pooled, dim=-1) if self._unit_length else pooled
-
-
-def export_onnx(encoder: ExportedEncoder, out: Path) -> None:
+def export_onnx(encoder: TextEncoder, out: Path) -> None:
     """Write an encoder as an ONNX file with the inputs `input_ids` and `attention_mask`.
 
     Raises:
@@ -78,7 +35,7 @@ def export_onnx(encoder: ExportedEncoder, out: Path) -> None:
                 (tokens, mask),
                 dynamo=True,
                 input_names=INPUTS,
-                output_names=["embeddings" if encoder._pooling != "none" else "output"],
+                output_names=["embeddings" if encoder.pooling != "none" else "output"],
                 dynamic_shapes=dict.fromkeys(INPUTS, dynamic),
                 verbose=False,
             )

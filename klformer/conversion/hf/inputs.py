@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +28,62 @@ MANY_UNKNOWN, LIKE = 0.05, 0.8
 
 
 def load_teacher(folder: Path) -> tuple[PreTrainedModel, Any]:
-    """The model of a folder, in float32 and evaluation mode, and its tokenizer.
+    """The softmax model of a folder and its tokenizer.
+
+    Raises:
+        ConversionError: the model is converted already.
+        FileError: the folder does not hold both.
+    """
+    if is_converted(folder):
+        raise ConversionError(f"{folder} holds a converted model: give the softmax model that it was made of")
+    return load_model(folder), load_tokenizer(folder)
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether the model of a folder is a converted one."""
+    return NAME in read_json(encoder_folder(folder) / "config.json")
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """Load the model of a folder, converted or softmax, in float32 and evaluation mode.
 
     A folder of sentence-transformers is read as the encoder that it holds.
 
     Raises:
-        FileError: it does not hold both.
+        FileError: it does not hold one.
     """
     folder = encoder_folder(folder)
-    config = read_json(folder / "config.json")
-    if NAME in config:
-        raise ConversionError(f"{folder} holds a converted model: give the softmax model that it was made of")
-    kind = getattr(transformers, (config.get("architectures") or [""])[0], transformers.AutoModel)
-    try:
-        model = kind.from_pretrained(str(folder), dtype=torch.float32)
+    if is_converted(folder):
+        return load_folder(folder)
+    kind = getattr(transformers, (read_json(folder / "config.json").get("architectures") or [""])[0], None)
+    with _loading(folder):
+        model = (kind or transformers.AutoModel).from_pretrained(str(folder), dtype=torch.float32)
+    return model.train(False)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a folder.
+
+    Raises:
+        FileError: it does not hold one.
+    """
+    folder = encoder_folder(folder)
+    with _loading(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
-    except Exception as error:  # of transformers, safetensors, tokenizers and pickle, each with errors of its own
-        reason = str(error).strip().partition("\n")[0]
-        raise FileError(f"can't load the model and the tokenizer in {folder}: {reason}") from error
     # Without these files transformers makes up a tokenizer that knows no words.
     files = tuple(tokenizer.vocab_files_names.values())
     if files and not any((folder / name).exists() for name in files):
         raise FileError(f"{folder} has no tokenizer ({', '.join(files)}): save that of the model there")
-    model.train(False)
-    return model, tokenizer
+    return tokenizer
+
+
+@contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of transformers, safetensors, tokenizers and pickle, each with errors of its own
+        reason = str(error).strip().partition("\n")[0]
+        raise FileError(f"can't load the model and the tokenizer in {folder}: {reason}") from error
 
 
 def cautions(model: PreTrainedModel, tokenizer: Any, batches: Sequence[Batch]) -> list[str]:
@@ -64,11 +97,6 @@ def cautions(model: PreTrainedModel, tokenizer: Any, batches: Sequence[Batch]) -
     if known < LIKE * size:
         found.append(f"the tokenizer has {known:,} tokens and the model {size:,}: is it the model's?")
     return found
-
-
-def load_model(folder: Path) -> PreTrainedModel:
-    """Load the model of a folder, converted or softmax, in evaluation mode."""
-    return load_folder(folder) if NAME in read_json(folder / "config.json") else load_teacher(folder)[0]
 
 
 def split_texts(

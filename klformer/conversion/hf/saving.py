@@ -33,11 +33,11 @@ def save_folder(model: nn.Module, folder: Path, tokenizer: Any) -> None:
 
 def encoder_folder(folder: Path) -> Path:
     """Return where a folder has its encoder: in itself, or where sentence-transformers has the first module."""
-    modules = _modules(folder)
+    modules = modules_of(folder)
     return folder / modules[0]["path"] if modules and not (folder / "config.json").exists() else folder
 
 
-def _modules(folder: Path) -> list[dict[str, str]]:
+def modules_of(folder: Path) -> list[dict[str, str]]:
     """The modules that sentence-transformers lists; none if the folder is not one of its."""
     file = folder / MODULES
     if not file.exists():
@@ -54,7 +54,7 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 def _copy_modules(source: Path, folder: Path) -> None:
     """Copy the modules after the encoder, if the encoder at `source` is one of sentence-transformers."""
     root = source if (source / MODULES).exists() else source.parent
-    if not (modules := _modules(root)) or root / modules[0]["path"] != source or folder.resolve() == root.resolve():
+    if not (modules := modules_of(root)) or root / modules[0]["path"] != source or folder.resolve() == root.resolve():
         return
     with writing(folder):
         for file in (file for place in {root, source} for pattern in SETTINGS for file in place.glob(pattern)):

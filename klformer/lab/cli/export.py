@@ -40,13 +40,14 @@ def run(options: Export) -> None:
         MissingExtraError: transformers or the exporter is not installed.
     """
     check_extra("hf", "export", ["transformers"])
-    from klformer.conversion.hf.export import ExportedEncoder, export_onnx
+    from klformer.conversion.hf.encoder import TextEncoder
+    from klformer.conversion.hf.export import export_onnx
     from klformer.conversion.hf.inputs import load_model
 
     if options.out.exists():
         raise ArgumentError(f"{options.out} is there already: give another --out")
     model = load_model(options.folder)
-    export_onnx(ExportedEncoder(model, pooling=options.pooling, unit_length=options.unit_length), options.out)
+    export_onnx(TextEncoder(model, pooling=options.pooling, unit_length=options.unit_length), options.out)
     size = options.out.stat().st_size / 2**20
     print(f"{options.out} has the {type(model).__name__} of {options.folder}, {size:.1f} MiB, for any batch and length")
 

@@ -19,6 +19,7 @@ from klformer.lab.runs.config import (
     preset,
     usual_options,
 )
+from klformer.lab.runs.encoder import usual_settings
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.init_from import SAME
 from klformer.lab.tasks import TASKS, DataConfig
@@ -87,14 +88,18 @@ def parse_settings(
     """
     own: dict[str, Any] = {}
     if start is None:
-        peeked = peek(arguments, task=default_task, preset=DEFAULT_PRESET, **{"init-from": None})
+        peeked = peek(arguments, task=default_task, preset=DEFAULT_PRESET, encoder=None, **{"init-from": None})
         usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
         if peeked.init_from is not None:
             usual = _started_from(usual, RunFolder(Path(peeked.init_from).expanduser()).config())
             own = {"attention": usual.attention.label()}
+        if peeked.encoder is not None:
+            usual = _built_on(usual, Path(peeked.encoder))
+            own = {"attention": usual.attention.label(), "encoder": Path(peeked.encoder)}
     else:
         usual = start
         own = {"attention": start.attention.label(), "seed": start.seed, "init_from": start.init_from}
+        own |= {} if start.encoder is None else {"encoder": start.encoder.folder}
     sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
     default = command(task=usual.task, preset=usual.preset, **sections, **own)
     return read_options(command, arguments, prog, default=default)
@@ -109,3 +114,12 @@ def _started_from(usual: ExperimentConfig, source: ExperimentConfig) -> Experime
     ]
     data = usual.data.model_copy(update={"max_len": min(longest)})
     return usual.model_copy(update={"model": model, "attention": source.attention, "data": data})
+
+
+def _built_on(usual: ExperimentConfig, encoder: Path) -> ExperimentConfig:
+    """The settings of a preset with the attention and the pooling of an encoder, and no longer texts than it reads."""
+    attention, pooling, longest = usual_settings(encoder)
+    model = usual.model.model_copy(update={"pooling": pooling})
+    max_len = usual.data.max_len or TASKS[usual.task].default_max_len
+    data = usual.data.model_copy(update={"max_len": min(max_len, longest or max_len)})
+    return usual.model_copy(update={"model": model, "attention": attention.complete(), "data": data})

@@ -9,9 +9,11 @@ from klformer.errors import RunError
 from klformer.lab.cli.command import Command, is_given, peek
 from klformer.lab.cli.settings import DEFAULT_OUT, Settings, parse_settings
 from klformer.lab.runs.config import DEFAULT_ATTENTION, ExperimentConfig
+from klformer.lab.runs.encoder import PretrainedEncoder, read_encoder
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import check_name, run_name
 from klformer.lab.runs.train import train_run
+from klformer.lab.tasks import TASKS
 from klformer.lab.training.progress import make_reporter
 from klformer.models import AttentionSpec
 
@@ -25,6 +27,7 @@ class Train(Settings):
       klformer train --task sparsity --attention gmm-prf
       klformer train --task text --attention gmm-rks:num_frequencies=128 --data.root ~/data --training.max-steps 2000
       klformer train --task listops --attention performer --preset paper
+      klformer train --task csv --data.train reviews.csv --encoder bert-linear
       klformer train --name text-laptop-gmm-prf-seed0 --resume
       klformer train --task sst2 --data.root glue_data --init-from runs/corpus-wikitext-2-masked-laptop-softmax-seed0
       torchrun --nproc-per-node 2 -m klformer train --task listops --attention fastfood-prf
@@ -38,6 +41,9 @@ class Train(Settings):
     init_from: Path | None = None
     """A run to take embedding and encoder from: `klformer pretrain` makes some. Its model and its attention are the
     defaults then, and texts are read with its tokens."""
+    encoder: Path | None = None
+    """Folder of a pretrained encoder of transformers or sentence-transformers, softmax or converted, to build on: its
+    tokenizer, pooling and longest text are the defaults. --optimiser.encoder-learning-rate trains it, too."""
     name: str | None = None
     """Name of the run's folder; made of task, preset, attention and seed if not given."""
     resume: bool = False
@@ -76,9 +82,18 @@ def train(options: Train, **changes: Any) -> None:
     """Train with these options and some changes of the configuration."""
     config = options.experiment(AttentionSpec.parse(options.attention), options.seed)
     start = None if options.init_from is None else options.init_from.expanduser().absolute()
-    config = config.model_copy(update={"init_from": start, **changes})
+    config = config.model_copy(update={"init_from": start, "encoder": _encoder(options), **changes})
     folder = options.out.expanduser() / (run_name(config) if options.name is None else check_name(options.name))
     train_run(config, folder, resume=options.resume, reporter=make_reporter(quiet=options.quiet))
+
+
+def _encoder(options: Train) -> PretrainedEncoder | None:
+    """The encoder to build on; of a run that goes on the one that it has."""
+    if options.encoder is None:
+        return None
+    if options.resume and options.name is not None:
+        return RunFolder(options.out.expanduser() / check_name(options.name)).config().encoder
+    return read_encoder(options.encoder, options.data.max_len or TASKS[options.task].default_max_len)
 
 
 COMMAND = Command(parse, run)

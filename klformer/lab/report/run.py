@@ -98,16 +98,21 @@ def read_run(folder: Path, *, title: str = "") -> Run:
         raise RunError(f"{path} is not a run's configuration: seed or the attention's options are of the wrong type")
     lines = _read_record(files)
     validations = [line for line in lines if line.get("kind") == "validation"]
+    pretrained = bool(config.get("init_from") or config.get("encoder"))
     result = None if (content := files.result()) is None else _read_result(content, folder / files.RESULT)
     info = files.task_facts() if (folder / files.TASK).exists() else _guess_task(task, validations, result)
     return Run(
         name=folder.resolve().name,
         title=title or folder.resolve().name,
         task=info,
-        attention=_label(task, preset, name, options, pretrained=config.get("init_from") is not None),
+        attention=_label(task, preset, name, options, pretrained=pretrained),
         preset=preset,
         seed=seed,
-        config={key: value for key, value in flatten(config).items() if key not in PRIVATE},
+        config={
+            key: value
+            for key, value in flatten(config).items()
+            if key not in PRIVATE and not key.startswith("encoder.")
+        },
         curve=tuple(_curve(validations, info.metric)),
         speed=_median_speed(lines),
         last_step=max((line["step"] for line in lines), default=0),

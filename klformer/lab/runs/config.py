@@ -12,6 +12,7 @@ from klformer.attention import attention_options
 from klformer.config import Config, describe_problems
 from klformer.errors import ArgumentError, RunError
 from klformer.files import check_regular, parse_json
+from klformer.lab.runs.encoder import PretrainedEncoder, build_encoder_classifier
 from klformer.lab.tasks import TASKS, DataConfig, Task, build_task
 from klformer.lab.tasks.presets import ANY, LAPTOP_DEFAULT, Preset
 from klformer.lab.tasks.pretraining import Pretraining
@@ -41,6 +42,8 @@ class ExperimentConfig(Config):
     """What is learned: the task, or hidden tokens of its sequences."""
     init_from: Path | None = None
     """The run whose embedding and encoder this one starts from."""
+    encoder: PretrainedEncoder | None = None
+    """The pretrained encoder that the model is built on."""
 
     @field_validator("task")
     @classmethod
@@ -104,6 +107,8 @@ def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     if (own := task.model(config.attention)) is not None:
         return own
     shape, objective = task.shape(), task.objective()
+    if config.encoder is not None:
+        return build_encoder_classifier(config.encoder, config.model, config.optimiser, shape, objective)
     if isinstance(objective, MaskedLanguageModelling):
         return build_masked(config.model, config.attention, shape, counts=torch.from_numpy(objective.counts))
     return build_classifier(

@@ -43,7 +43,10 @@ def check_model_sizes(
     _check_most(config)
     numbers = sum(map(prod, shapes.values()))
     # Every size that a model has is a size of one of its tensors, or their number.
-    for name, value in flatten({"model": config.model.model_dump(), "attention": config.attention.options}).items():
+    described = {"model": config.model.model_dump(), "attention": config.attention.options}
+    if config.encoder is not None:
+        described["encoder"] = config.encoder.architecture
+    for name, value in flatten(described).items():
         if _is_size(value) and value > max(numbers, HARMLESS):
             raise RunError(f"{source} does not fit the configuration: {name} is {value:,}, it has {numbers:,} numbers")
     with torch.device("meta"):

@@ -10,8 +10,10 @@ from klformer.lab.runs.find import PASSED_OVER
 from klformer.lab.training.metrics import Metric
 from klformer.models import AttentionSpec
 
-#: Ends the name of a setting whose runs start from pretrained ones.
+#: Ends the name of a setting whose runs start from pretrained weights.
 PRETRAINED = "-pretrained"
+#: The same of an encoder that learns, too.
+FINETUNED = "-finetuned"
 
 
 def check_name(name: str) -> str:
@@ -52,7 +54,9 @@ def setting_and_start(config: ExperimentConfig) -> str:
 
 
 def _start(config: ExperimentConfig) -> str:
-    return "" if config.init_from is None else PRETRAINED
+    if config.encoder is not None and config.optimiser.encoder_learning_rate:
+        return FINETUNED
+    return PRETRAINED if config.init_from is not None or config.encoder is not None else ""
 
 
 def setting_name(config: ExperimentConfig) -> str:

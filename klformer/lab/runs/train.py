@@ -15,6 +15,7 @@ from klformer.lab.data import BucketSampler, Examples, padding_report
 from klformer.lab.environment import describe_environment
 from klformer.lab.runs.changes import LENGTH, changes
 from klformer.lab.runs.config import ExperimentConfig, build_model
+from klformer.lab.runs.encoder import EncoderFolder, check_settings
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.init_from import PretrainedRun
 from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
@@ -42,6 +43,8 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
     Args:
         resume: Go on with what is in the folder, if anything is; otherwise the folder must be new.
     """
+    if config.encoder is not None:
+        check_settings(config.encoder, config.attention, config.parallel, config.objective, config.init_from)
     accelerator = make_accelerator(config.training)
     layout = make_layout(accelerator, config.parallel)
     reset_peak_memory(accelerator.device.type)
@@ -105,21 +108,29 @@ def _train(
     The folder is made, by `claim`, when data and model are there: what fails before leaves nothing behind.
     """
     task = config.make_task(quiet=isinstance(reporter, SilentReporter))
-    source = None if config.init_from is None or before is not None else PretrainedRun(config.init_from, reporter.say)
-    if source is not None:
+    source = encoder = None
+    if before is None and config.init_from is not None:
+        source = PretrainedRun(config.init_from, reporter.say)
         source.check_fits(config)
         task.adopt(source.knowledge)
+    elif before is None and config.encoder is not None:
+        encoder = EncoderFolder(config.encoder)
+        task.adopt(encoder.knowledge)
     _warn_of_length(config, accelerator, reporter)
     on_main_process(task.prepare)
     # One process learns, so that all know the same; a run that goes on knows what it knew.
     knowledge = on_main_process(task.learn if before is None else run.knowledge)
     task.know(knowledge)
+    if encoder is not None:
+        encoder.check_reads(config.task, knowledge)
     # Test as well: what is wrong with it is to be seen before training, not after.
     splits: dict[Split, Examples] = {split: task.load(split) for split in get_args(Split)}
     set_seed(derived_seed(config.seed, "weights") % 2**32)
     model = build_model(config, task)
     if source is not None:
         reporter.say(source.give(model))
+    if encoder is not None:
+        reporter.say(encoder.give(model, task.max_len))
     objective = task.objective()
     trainer = Trainer(
         model,

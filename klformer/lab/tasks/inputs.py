@@ -157,9 +157,7 @@ class TextInputs(Inputs):
     def encode(self, rows: Sequence[tuple[str, ...]], max_len: int) -> Sequences:
         if rows and len(rows[0]) == 2:
             return Sequences.from_list(self.tokens.encode_pairs([(row[0], row[1]) for row in rows], max_len))
-        # No token is less than a character long; what comes later would be encoded in vain.
-        encoded = self.tokens.encode([row[0] for row in rows])
-        return Sequences.from_list([ids[:max_len] for ids in encoded])
+        return Sequences.from_list(self.tokens.encode_within([row[0] for row in rows], max_len))
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "tokens": self.tokens.as_json()}

@@ -72,6 +72,15 @@ class Tokens(ABC):
             What JSON can hold, with `kind`; `tokens_from_json` reads it.
         """
 
+    def encode_within(self, texts: Sequence[str], max_len: int) -> list[Ids]:
+        """The ids of every text, cut at `max_len`.
+
+        Args:
+            texts: N of them.
+            max_len: Longest sequence.
+        """
+        return [ids[:max_len] for ids in self.encode(texts)]
+
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_len: int) -> list[Ids]:
         """Two texts in one sequence, the separator between them; the longer one is cut until both fit.
 

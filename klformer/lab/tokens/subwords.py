@@ -26,17 +26,19 @@ class Subwords(Tokens):
 
     Args:
         tokenizer: The library's own.
+        ends: It is that of a pretrained encoder: texts get the tokens around them that the tokenizer itself puts there,
+            and nothing is added to its vocabulary.
     """
 
     kind: ClassVar[str] = "subwords"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, ends: bool = False) -> None:
+        self._tokenizer, self._ends = tokenizer, ends
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._separator, self._mask = (self._id(name, needed=True) for name in (SEPARATOR, MASK))
+        self._separator, self._mask = (self._id(name, needed=not ends) for name in (SEPARATOR, MASK))
         others = [self._id(name, needed=False) for name in (PADDING, UNKNOWN, START)]
-        self._specials = tuple(sorted({self._separator, self._mask, *(number for number in others if number >= 0)}))
+        self._specials = tuple(sorted({number for number in (self._separator, self._mask, *others) if number >= 0}))
 
     @classmethod
     def learn(cls, texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool) -> "Subwords":
@@ -107,13 +109,29 @@ class Subwords(Tokens):
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
+    def encode_within(self, texts: Sequence[str], max_len: int) -> list[Ids]:
+        return self._whole(texts, max_len) if self._ends else super().encode_within(texts, max_len)
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_len: int) -> list[Ids]:
+        return self._whole(pairs, max_len) if self._ends else super().encode_pairs(pairs, max_len)
+
+    def _whole(self, texts: Sequence[Any], max_len: int) -> list[Ids]:
+        """Texts or pairs of them, cut so that they fit with the tokens around them."""
+        self._tokenizer.enable_truncation(max_len)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
+        finally:
+            self._tokenizer.no_truncation()
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
     def as_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "tokenizer": json.loads(self._tokenizer.to_str())}
+        content = {"kind": self.kind, "tokenizer": json.loads(self._tokenizer.to_str())}
+        return {**content, "ends": True} if self._ends else content
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Subwords":
         """What `as_json` gave."""
-        return cls(Tokenizer.from_str(json.dumps(content["tokenizer"])))
+        return cls(Tokenizer.from_str(json.dumps(content["tokenizer"])), ends=content.get("ends", False))
 
     def _id(self, name: str, *, needed: bool) -> int:
         """The id of a special piece by its name or its alias; -1 if there is none and none is needed."""

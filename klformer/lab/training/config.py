@@ -32,6 +32,9 @@ class OptimiserConfig(Config):
     kernel_learning_rate_factor: float = Field(1.0, gt=0)
     """The kernels' own parameters learn so many times as fast as the others."""
 
+    encoder_learning_rate: float = Field(0.0, ge=0)
+    """Base learning rate of a pretrained encoder (--encoder). At 0 it stays as it is, and the head alone learns."""
+
     kernel_weight_decay: float | None = Field(0.0, ge=0)
     """Weight decay of the kernels' own parameters; as the others if None, which is the paper's."""
 

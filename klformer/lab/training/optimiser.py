@@ -8,6 +8,7 @@ from torch import nn
 
 from klformer.kernels import Kernel, SpectralDistribution
 from klformer.lab.training.config import OptimiserConfig, ScheduleConfig
+from klformer.lab.training.encoder_classifier import EncoderClassifier
 
 
 def learning_rate(schedule: ScheduleConfig, base: float, step: int, total_steps: int) -> float:
@@ -53,6 +54,7 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 def parameter_groups(model: nn.Module, config: OptimiserConfig) -> list[dict[str, Any]]:
     """Parameters with the same weight decay and factor of the learning rate, in the model's order: one group if there
     is nothing to tell them apart."""
+    encoder = "encoder." if isinstance(model, EncoderClassifier) else None
     kernel, plain = kernel_parameters(model), norms_and_biases(model)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -64,6 +66,8 @@ def parameter_groups(model: nn.Module, config: OptimiserConfig) -> list[dict[str
         if name in kernel:
             factor = config.kernel_learning_rate_factor
             decay = decay if config.kernel_weight_decay is None else config.kernel_weight_decay
+        if encoder is not None and name.startswith(encoder):
+            factor *= config.encoder_learning_rate / config.learning_rate
         groups.setdefault((factor, decay), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "rate_factor": factor}
