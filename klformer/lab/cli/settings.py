@@ -93,7 +93,7 @@ def parse_settings(
         if peeked.init_from is not None:
             usual = _started_from(usual, RunFolder(Path(peeked.init_from).expanduser()).config())
             own = {"attention": usual.attention.label()}
-        if peeked.encoder is not None:
+        if peeked.encoder is not None and Path(peeked.encoder).expanduser().exists():
             usual = _built_on(usual, Path(peeked.encoder))
             own = {"attention": usual.attention.label(), "encoder": Path(peeked.encoder)}
     else:
