@@ -26,7 +26,6 @@ class Train(Settings):
 
       klformer train --task sparsity --attention gmm-prf
       klformer train --task text --attention gmm-rks:num_frequencies=128 --data.root ~/data --training.max-steps 2000
-      klformer train --task listops --attention performer --preset paper
       klformer train --task csv --data.train reviews.csv --encoder bert-linear
       klformer train --name text-laptop-gmm-prf-seed0 --resume
       klformer train --task sst2 --data.root glue_data --init-from runs/corpus-wikitext-2-masked-laptop-softmax-seed0
@@ -42,8 +41,7 @@ class Train(Settings):
     """A run to take embedding and encoder from: `klformer pretrain` makes some. Its model and its attention are the
     defaults then, and texts are read with its tokens."""
     encoder: Path | None = None
-    """Folder of a pretrained encoder of transformers or sentence-transformers, softmax or converted, to build on: its
-    tokenizer, pooling and longest text are the defaults. --optimiser.encoder-learning-rate trains it, too."""
+    """Folder of a pretrained encoder to build on, softmax or converted; --optimiser.encoder-learning-rate trains it."""
     name: str | None = None
     """Name of the run's folder; made of task, preset, attention and seed if not given."""
     resume: bool = False

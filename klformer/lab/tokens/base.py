@@ -24,6 +24,8 @@ class Tokens(ABC):
         (259, 257, 258, (0, 257, 258))
         >>> tokens.encode(["to", "be"])[0].tolist()
         [117, 112]
+        >>> tokens.encode_within(["to"], max_len=1)[0].tolist()
+        [117]
         >>> tokens.encode_pairs([("to", "be")], max_len=4)[0].tolist()  # the longer one is cut
         [117, 112, 257, 99]
         >>> tokens_from_json(tokens.as_json()).kind
