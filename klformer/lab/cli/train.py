@@ -38,10 +38,9 @@ class Train(Settings):
     seed: int = 0
     """Seed of weights, order of the data, dropout and frequencies."""
     init_from: Path | None = None
-    """A run to take embedding and encoder from: `klformer pretrain` makes some. Its model and its attention are the
-    defaults then, and texts are read with its tokens."""
+    """A run to take embedding and encoder from (`klformer pretrain`); its model, attention and tokens are defaults."""
     encoder: Path | None = None
-    """Folder of a pretrained encoder to build on, softmax or converted; --optimiser.encoder-learning-rate trains it."""
+    """Folder of a pretrained encoder to build on, softmax or converted."""
     name: str | None = None
     """Name of the run's folder; made of task, preset, attention and seed if not given."""
     resume: bool = False
