@@ -70,8 +70,8 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_616,
-    "klformer/lab": 21_725,
+    "klformer": 40_615,
+    "klformer/lab": 21_724,
     "klformer/ops": 6_573,  # without the kernels for GPUs
     "klformer/ops/triton": 880,
     "klformer/kernels": 1_260,
@@ -83,12 +83,12 @@ BUDGETS = {
     "klformer/testing": 939,
     "klformer/lab/analysis": 2_050,
     "klformer/lab/bench": 2_790,
-    "klformer/lab/cli": 1_935,
+    "klformer/lab/cli": 1_932,
     "klformer/lab/data": 660,
     "klformer/lab/report": 2_731,
     "klformer/lab/runs": 2_858,
     "klformer/lab/tasks": 4_740,
-    "klformer/lab/tokens": 465,
+    "klformer/lab/tokens": 467,
     "klformer/lab/training": 3_122,
     "research": 4_515,
     "benchmarks": 740,
