@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType, TracebackType
 
 from klformer.errors import ArgumentError, UserError
@@ -80,11 +81,15 @@ def _absolute(name: str) -> str:
 
 def _spec_of_file(path: Path) -> ModuleSpec:
     file = path.expanduser().resolve()
-    # Prefixed: a plugin random.py must not take the place of Python's module.
-    spec = spec_from_file_location(f"klformer_plugin_{file.stem}", file)
+    spec = spec_from_file_location(_name_of_file(file), file)
     if spec is None or not file.is_file():
         raise ArgumentError(f"there is no plugin {str(path)!r}: no file {file}")
     return spec
+
+
+def _name_of_file(file: Path) -> str:
+    """Return the name that the module of a file gets: random.py must not take the place of Python's."""
+    return f"klformer_plugin_{file.stem}"
 
 
 def _spec_of_module(name: str) -> ModuleSpec:
@@ -131,6 +136,20 @@ def _import_file(spec: ModuleSpec) -> ModuleType:
         del sys.modules[spec.name]
         raise
     return module
+
+
+def plugin_in(traceback: TracebackType | None) -> str | None:
+    """Return the name of the plugin whose code a traceback goes through; None if there is none."""
+    frames = [os.path.realpath(frame.f_code.co_filename) for frame, _ in walk_tb(traceback)]
+    for name in filter(None, os.environ.get(ENVIRONMENT, "").split(",")):
+        module = sys.modules.get(_name_of_file(Path(name)) if name.endswith(".py") else name)
+        file = getattr(module, "__file__", None)
+        if file is None:
+            continue
+        place = os.path.realpath(os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file)
+        if any(frame == place or frame.startswith(f"{place}{os.sep}") for frame in frames):
+            return name
+    return None
 
 
 def _inside_plugin(traceback: TracebackType | None) -> TracebackType | None:

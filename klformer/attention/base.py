@@ -210,9 +210,15 @@ class AttentionMechanism(nn.Module, ABC):
             common = torch.promote_types(torch.promote_types(q.dtype, k.dtype), kind)
             q, k, v = q.to(common), k.to(common), v.to(common)
         if key_bias is None:
-            return self.attend(q, k, v, key_mask=key_mask, causal=causal).to(kind)
-        check_key_bias(key_bias, k)
-        return self.attend_weighted(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal).to(kind)
+            out = self.attend(q, k, v, key_mask=key_mask, causal=causal)
+        else:
+            check_key_bias(key_bias, k)
+            out = self.attend_weighted(q, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
+        shape = (*q.shape[:3], v.shape[3])
+        if not (torch.compiler.is_compiling() or (isinstance(out, Tensor) and out.shape == shape)):
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ArgumentError(f"{type(self).__name__} must give a tensor of shape {tuple(shape)}, gave {got}")
+        return out.to(kind)
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, causal: bool) -> Tensor:

@@ -13,6 +13,7 @@ from klformer.ops.envelopes import gaussian_envelope, matched_envelope, simplex_
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.precision import full_precision
 from klformer.ops.spectral_product import BACKENDS, SpectralKernel, attend, kept_keys
+from klformer.ops.spectral_product.operands import check_shape
 
 Role = Literal["query", "key"]
 
@@ -177,12 +178,16 @@ class Kernel(nn.Module):
             # Only RKS has a cheaper form for pairs of frequencies.
             pairs = self.spectrum.paired_frequencies() if self.feature_map.name == "rks" else None
             omega, offset = (self.spectrum.frequencies(), None) if pairs is None else pairs
-            scale = self._scale()
+            weights, scale, who = self.spectrum.log_weights(), self._scale(), type(self.spectrum).__name__
+            num_heads, dim = self.spectrum.num_heads, self.spectrum.head_dim
+            check_shape(f"{who}.frequencies()", omega, num_heads, ("R", dim))
+            if pairs is None and weights is not None:
+                check_shape(f"{who}.log_weights()", weights, num_heads, (omega.shape[1],))
             return SpectralKernel(
                 self.feature_map,
                 omega=omega * scale,
                 pair_offset=None if offset is None else (offset.unsqueeze(-2) * scale).squeeze(-2),
-                frequency_bias=None if pairs is not None else self.spectrum.log_weights(),
+                frequency_bias=None if pairs is not None else weights,
                 smoothing=self._present_smoothing(omega),
                 simplex=self.feature_map.exponential and self.envelope == "simplex",
                 norm_coefficient=self._number_for_norms() or 0.0,

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from itertools import chain
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from klformer.checks import check_count
@@ -125,7 +126,8 @@ class SpectralDistribution(Resampled):
 
     def anchor(self) -> Tensor:
         """A tensor that tells the device and the precision that the module was moved to."""
-        return next(tensor for tensor in chain(self.buffers(), self.parameters()) if tensor.is_floating_point())
+        tensors = (x for x in chain(self.buffers(), self.parameters()) if x.is_floating_point())
+        return next(tensors, torch.empty(()))
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_frequencies={self.num_frequencies}"

@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 from klformer.attention import AttentionMechanism
 from klformer.conversion.hf.cache import cache_for_generation
 from klformer.conversion.hf.interface import NAME
-from klformer.conversion.hf.positions import place_tokens
+from klformer.conversion.hf.positions import place_tokens, takes_places
 from klformer.conversion.record import FORMAT, SiteRecord, read_records
 from klformer.errors import ArgumentError
 from klformer.files import write_text
@@ -119,7 +119,7 @@ def become_converted(model: PreTrainedModel) -> None:
         if isinstance(part, PreTrainedModel) and part.config is model.config:
             part.__class__ = converted(type(part))
             part._keep_in_fp32_modules_strict = {*(part._keep_in_fp32_modules_strict or ()), NAME}
-            if hasattr(part, "rotary_emb"):
+            if takes_places(part):
                 part.register_forward_pre_hook(place_tokens, with_kwargs=True)
     switch_off_dropout(model)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from klformer.attention import AttentionMechanism
 from klformer.conversion.hf.classes import convert_class, switch_off_dropout
 from klformer.conversion.hf.interface import NAME, RECEIVER, InterfaceCall
-from klformer.conversion.hf.positions import extend_positions
+from klformer.conversion.hf.positions import extend_positions, place_tokens, takes_places
 from klformer.conversion.hosts import Answer, Batch, ConversionError, Extension, Host, Site, Watcher
 from klformer.conversion.record import SiteRecord
 
@@ -45,6 +45,8 @@ class TransformersHost(Host):
             inputs["use_cache"] = False
         if hidden:
             inputs["output_hidden_states"] = True
+        if takes_places(base := self.model.base_model):  # for the teacher too
+            inputs = place_tokens(base, (), inputs)[1]
         answer = self.model(**inputs)
         # The first ones are the embeddings, which no attention has seen.
         layers = tuple(answer.hidden_states[1:]) if hidden else ()

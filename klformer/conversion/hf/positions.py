@@ -4,7 +4,7 @@
                   apart as before; the same place in another block is not told apart
     interpolate   the rows drawn out: all places are told apart, neighbours by less
 
-Models with rotary positions have no table; they read any length as they are, and count from the first token.
+Models with rotary positions have no table; they read any length as they are. All count from the first token.
 """
 
 from inspect import signature
@@ -29,7 +29,7 @@ def extend_positions(model: PreTrainedModel, max_positions: int, extension: Exte
         ConversionError: its positions are not a table of one row for each position.
         ArgumentError: it reads as many already.
     """
-    tables = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in TABLES]
+    tables = _tables(model)
     embeddings = [(name, module) for name, module in tables if isinstance(module, nn.Embedding)]
     if len(embeddings) != len(tables) or (not embeddings and not _is_rotary(model)):
         raise ConversionError(
@@ -74,21 +74,38 @@ def _extend_buffers(module: nn.Module, count: int) -> None:
             module._buffers[name] = row.to(buffer).expand(1, -1)
 
 
-def place_tokens(
-    model: PreTrainedModel, args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[()], dict[str, Any]]:
-    """Count rotary positions from the first token that the mask keeps, unless they are given: a forward pre-hook.
+def takes_places(model: nn.Module) -> bool:
+    """Return whether a model of tokens takes their positions, which `place_tokens` can give to it."""
+    return getattr(model, "base_model", None) is model and "position_ids" in signature(model.forward).parameters
 
-    Softmax sees how far apart two tokens are; the finitely many frequencies of a kernel see where they are, too.
+
+def place_tokens(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    """Count positions from the first token that the mask keeps, unless they are given: a forward pre-hook.
+
+    Softmax with rotary positions sees how far apart two tokens are; the finitely many frequencies of a kernel see where
+    they are, too. Learned positions are those of the text alone.
+
+    Raises:
+        ArgumentError: there is padding in front, and the model counts its rotary positions itself (ESM).
     """
     named = dict(zip(signature(model.forward).parameters, args, strict=False)) | named
-    mask, given = named.get("attention_mask"), named.get("input_ids")
-    given = named.get("inputs_embeds") if given is None else given
-    if given is not None and mask is not None and mask.dim() == 2 and named.get("position_ids") is None:
-        places = torch.arange(mask.shape[1], device=mask.device) - mask.long().argmax(1, keepdim=True)
-        named["position_ids"] = places.clamp(min=0)[:, -given.shape[1] :]
+    mask, tokens = named.get("attention_mask"), named.get("input_ids")
+    given = named.get("inputs_embeds") if tokens is None else tokens
+    if given is None or mask is None or mask.dim() != 2 or named.get("position_ids") is not None:
+        return (), named
+    places = torch.arange(mask.shape[1], device=mask.device) - mask.long().argmax(1, keepdim=True)
+    offset = max((_offset(table) for _, table in _tables(model) if isinstance(table, nn.Embedding)), default=0)
+    if _is_rotary(model) and not hasattr(model, "rotary_emb"):
+        if bool((places[:, 0] < 0).any()):
+            raise ArgumentError(f"{type(model).__name__} counts rotary positions with padding in front: pad at the end")
+    elif not offset or tokens is None:  # RoBERTa and its kind find padding in the tokens
+        named["position_ids"] = places.clamp(min=0)[:, -given.shape[1] :] + offset
     return (), named
 
 
-def _is_rotary(model: PreTrainedModel) -> bool:
+def _tables(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in TABLES]
+
+
+def _is_rotary(model: nn.Module) -> bool:
     return any("rotary" in type(module).__name__.lower() for module in model.modules())

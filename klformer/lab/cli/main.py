@@ -236,6 +236,7 @@ def _fail_unexpectedly(error: Exception, arguments: Sequence[str]) -> NoReturn:
     from pydantic import ValidationError
 
     from klformer.config import describe_problems
+    from klformer.plugins import plugin_in
 
     if isinstance(error, ValidationError):
         _fail(describe_problems(error), 2)
@@ -244,10 +245,10 @@ def _fail_unexpectedly(error: Exception, arguments: Sequence[str]) -> NoReturn:
         reason = f" ({said[0].rpartition('] ')[2]})" if said else ""
         _fail(f"out of memory{reason}: a smaller --training.batch-size, --data.max-len or model takes less", 1)
     print_exception(error)
-    plugins = os.environ.get("KLFORMER_PLUGINS")
-    whose = f"klformer, or of the plugin {plugins}" if plugins else "klformer"
+    if (name := plugin_in(error.__traceback__)) is not None:
+        _fail(f"the plugin {name} failed: {type(error).__name__}: {error}", 1)
     _fail(
-        f"this is a bug of {whose}. Please report the lines above, "
+        "this is a bug of klformer. Please report the lines above, "
         f"with the version, {klformer.__version__}, and the command: {shlex.join(['klformer', *arguments])}",
         1,
     )

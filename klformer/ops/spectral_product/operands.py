@@ -366,33 +366,33 @@ def check_kernel(kernel: SpectralKernel, *, num_heads: int, head_dim: int) -> No
         verb = "needs" if fmap.needs_frequencies else "takes no"
         raise ArgumentError(f"feature_map {fmap.name!r} {verb} frequencies (omega)")
     if omega is not None:
-        _check_shape("omega", omega, num_heads, ("R", head_dim))
+        check_shape("omega", omega, num_heads, ("R", head_dim))
         if omega.shape[1] == 0:
             raise ArgumentError(f"omega must have at least one frequency, got shape {tuple(omega.shape)}")
     if kernel.pair_offset is not None:
         if fmap.name != "rks":
             raise ArgumentError(f"pair_offset goes with feature_map 'rks' only, got {fmap.name!r}")
-        _check_shape("pair_offset", kernel.pair_offset, num_heads, (head_dim,))
+        check_shape("pair_offset", kernel.pair_offset, num_heads, (head_dim,))
     if kernel.frequency_bias is not None:
         if omega is None:
             raise ArgumentError(f"frequency_bias is for frequencies, which feature_map {fmap.name!r} does not have")
-        _check_shape("frequency_bias", kernel.frequency_bias, num_heads, (omega.shape[1],))
+        check_shape("frequency_bias", kernel.frequency_bias, num_heads, (omega.shape[1],))
     if kernel.smoothing is not None:
         if not fmap.takes_smoothing:
             raise ArgumentError(f"smoothing must be 0 for feature_map {fmap.name!r}")
-        _check_shape("smoothing", kernel.smoothing, num_heads, ())
+        check_shape("smoothing", kernel.smoothing, num_heads, ())
     if (kernel.simplex or kernel.norm_coefficient) and not fmap.exponential:
         raise ArgumentError(f"an envelope goes with an exponential feature_map only, got {fmap.name!r}")
 
 
-def _check_shape(name: str, tensor: Tensor, num_heads: int, sizes: tuple[int | str, ...]) -> None:
+def check_shape(name: str, tensor: Tensor, num_heads: int, sizes: tuple[int | str, ...]) -> None:
     """Raise ArgumentError unless the shape is (num_heads or 1, *sizes); a size that is a letter may be any."""
-    fits = tensor.dim() == 1 + len(sizes) and tensor.shape[0] in (1, num_heads)
+    is_tensor = isinstance(tensor, Tensor)
+    fits = is_tensor and tensor.dim() == 1 + len(sizes) and tensor.shape[0] in (1, num_heads)
     fits = fits and all(
         isinstance(size, str) or found == size for size, found in zip(sizes, tensor.shape[1:], strict=True)
     )
     if not fits or not tensor.is_floating_point():
         wanted = ", ".join(map(str, (f"{num_heads} or 1", *sizes)))
-        raise ArgumentError(
-            f"{name} must be floating-point of shape ({wanted}), got {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
+        got = f"{tensor.dtype} of shape {tuple(tensor.shape)}" if is_tensor else type(tensor).__name__
+        raise ArgumentError(f"{name} must be floating-point of shape ({wanted}), got {got}")

@@ -166,8 +166,18 @@ def test_what_a_plugin_gives_is_not_taken_for_ours(home, capsys):
     write(home, "bad_plug", BAD)
     error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "beyond", "--attention", "softmax", *TINY[2:])
     assert "train of beyond has the token id 8; ids must be below 3, the size of the vocabulary" in error
-    error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "sparsity", "--attention", "misshapen", *TINY)
-    assert "this is a bug of klformer, or of the plugin bad_plug. Please report" in error
+    shape = "must be floating-point of shape (4 or 1,"
+    for name, message in (
+        ("misshapen", "Misshapen must give a tensor of shape (16, 4, 1, 4), gave (16, 1, 1, 4)"),
+        ("flat-prf", f"Flat.frequencies() {shape} R, 4), got torch.float32 of shape (4, 64)"),
+        ("nothing-rks", f"Nothing.frequencies() {shape} R, 4), got NoneType"),
+        ("heavy-prf", f"Heavy.log_weights() {shape} 64), got torch.float32 of shape (3,)"),
+    ):
+        error = fails(capsys, 2, "--plugin", "bad_plug", "train", "--task", "sparsity", "--attention", name, *TINY)
+        assert error.endswith(f"klformer: {message}\n")
+        assert "Traceback" not in error
+    error = fails(capsys, 1, "--plugin", "bad_plug", "train", "--task", "failing", "--attention", "softmax", *TINY[2:])
+    assert error.endswith("\nklformer: the plugin bad_plug failed: ZeroDivisionError: division by zero\n")
 
 
 def test_memory_that_is_not_there_is_no_bug(home, capsys, monkeypatch):
@@ -182,6 +192,7 @@ def test_memory_that_is_not_there_is_no_bug(home, capsys, monkeypatch):
 
 BAD = """
 import numpy as np
+import torch
 import klformer
 from klformer.attention.softmax import SoftmaxAttention
 from klformer.lab.data import Examples, Sequences
@@ -202,5 +213,40 @@ class Beyond(klformer.Task):
         return Examples(Sequences.from_matrix(ids), np.arange(100) % 2)
 
 
+@klformer.register_task
+class Failing(Beyond):
+    name = "failing"
+
+    def read(self, part):
+        return 1 / 0
+
+
+class Flat(klformer.SpectralDistribution):
+    def __init__(self, *, num_heads, head_dim, num_frequencies=8):
+        super().__init__(num_heads=num_heads, head_dim=head_dim, num_frequencies=num_frequencies)
+        self.omega = torch.nn.Parameter(torch.ones(num_heads, num_frequencies, head_dim))
+
+    def resample(self, generator=None):
+        pass
+
+    def frequencies(self):
+        return self.omega[..., 0]
+
+
+class Nothing(Flat):
+    def frequencies(self):
+        return None
+
+
+class Heavy(Flat):
+    def frequencies(self):
+        return self.omega
+
+    def log_weights(self):
+        return self.omega[0, 0, :3]
+
+
+for spectrum in (Flat, Nothing, Heavy):
+    klformer.register_spectrum(spectrum.__name__.lower(), spectrum)
 klformer.register_attention("misshapen", Misshapen, "a result of another shape")
 """
