@@ -22,12 +22,14 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 import klformer
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.lab.analysis import recommend
+from klformer.lab.analysis.cells import values_by_attention
 from klformer.lab.analysis.eigenvalues.command import draw_summary
 from klformer.lab.analysis.evidence import chart, measure
 from klformer.lab.analysis.kernel import figures as kernel_figures
 from klformer.lab.analysis.variance.command import correlate, draw_correlations, draw_dots
 from klformer.lab.bench.attention import lengths_of, names_of, values_of
 from klformer.lab.plotting import COLOURS, FIXED, FROZEN, LEARNED, STYLES, TRUTH, WIDE, plot_against_length, save
+from klformer.lab.report import paper_numbers
 from research.gradients import command as gradients_command
 from research.mse import figures as mse_figures
 from research.mse import measure as mse_measure
@@ -36,6 +38,8 @@ from research.pretraining import command as pretraining_command
 ROOT = Path(__file__).parents[1]
 EVIDENCE = Path(recommend.__file__).with_name("measured.json")
 DATA = Path(__file__).parent / "data"
+CONVERTED = ROOT / "examples/conversion/measured.json"
+RIGHT = "masked tokens right, %"
 LRA = ("listops", "text", "retrieval", "image")
 KERNELS = tuple(f"{name}-{map_}" for map_ in ("rks", "prf") for name in ("gmm", "fastfood", "generative"))
 COMPARED = {*KERNELS, *(f"{name}:frozen=true" for name in KERNELS), "softmax", "linear-elu", "performer"}
@@ -83,15 +87,13 @@ def sparsity() -> Figure:
 
 
 def overview() -> Figure:
-    """What learning a kernel does to accuracy, and what a kernel does to time."""
+    """What people come for: a converted model's quality, long sequences beside the paper, time against length."""
     figure, panels = plt.subplot_mosaic(
-        [["recall", "sums"], ["time", "time"]], figsize=(WIDE, 6.4), layout="constrained", height_ratios=(1.25, 1)
+        [["kept", "lra"], ["time", "time"]], figsize=(WIDE, 6.4), layout="constrained", height_ratios=(1.25, 1)
     )
-    recall, sums, time = panels.values()
-    recalled = [row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL]
-    _learned_beside_frozen(recall, recalled, "Recall of 16 pairs, three seeds")
-    _learned_beside_frozen(sums, _summed(), "Sums of 64 positions, three seeds")
-    sums.set_ylabel("")
+    kept, lra, time = panels.values()
+    _converted(kept, "A BERT, its attention replaced")
+    _beside_the_paper(lra)
     colours = {"softmax": TRUTH, "gmm-rks": LEARNED, "generative-prf": GREEN, "performer": FIXED}
     plot_against_length(time, _times("readme", "attention-times"))
     for line in time.lines:
@@ -99,9 +101,124 @@ def overview() -> Figure:
     time.tick_params(axis="x", labelrotation=0)
     time.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
     time.set_ylabel("seconds")
-    time.set_title("Forward and backward, one core")
+    time.set_title("Forward and backward of one attention, one core")
     time.legend(loc="upper left")
+    return figure
+
+
+def _converted(axes: Axes, title: str) -> None:
+    """Masked tokens that a BERT of reactions gets right, by what replaced its attention."""
+    rows = json.loads(CONVERTED.read_text())["rows"]
+    alone = {row["R"]: row for row in rows if row["setting"] == "reactions" and row["trained"].endswith("0 steps")}
+    both = [row for row in rows if row["setting"] == "near and far"]
+    (softmax,) = (row for row in both if row["attention"] == "softmax")
+    (fixed,) = (row for row in rows if row["setting"] == "reactions" and row["attention"] == "performer")
+    first, second = (row for row in both if row["attention"] != "softmax")
+    bars = [
+        ("softmax", softmax, RIGHT, TRUTH),
+        ("performer", fixed, RIGHT, FIXED),
+        (f"near alone, w={first['w']}", first, "near alone, %", FROZEN),
+        ("kernel, R=128", alone[128], RIGHT, LEARNED),
+        ("kernel, R=256", alone[256], RIGHT, LEARNED),
+        (f"near and far, R={first['R']}", first, RIGHT, GREEN),
+        (f"near and far, R={second['R']}", second, RIGHT, GREEN),
+    ]
+    for place, (_, row, field, colour) in enumerate(bars):
+        value = statistics.fmean(float(word) for word in row[field].partition(" (")[0].split(" to "))
+        _bar(axes, place, value, colour, width=0.7, label=(place, "center"))
+    axes.set_xticks(range(len(bars)), [name for name, *_ in bars], rotation=35, ha="right", rotation_mode="anchor")
+    axes.set(ylim=(0, 108), ylabel="masked tokens right, %", title=title)
+
+
+def _beside_the_paper(axes: Axes) -> None:
+    """For every task of Long Range Arena that was run at its real length: the best kernel and others, and the paper."""
+    of_task = {
+        task: values_by_attention(
+            [row for row in _rows("lengths") if row["setting"] == f"{task}-workstation: accuracy, %"]
+        )
+        for task in LRA
+    }
+    of_task = {task: values for task, values in of_task.items() if values}
+    for group, (task, values) in enumerate(of_task.items()):
+        here = {name: statistics.fmean(seeds.values()) for name, seeds in values.items()}
+        paper = {row.attention: row.accuracy(task) or 0.0 for row in paper_numbers.LRA}
+        best = max(here.get(name, 0.0) for name in KERNELS)
+        bars = [
+            ("softmax, the paper", paper["softmax"], "#bbbbbb"),
+            ("best of the paper's kernels, the paper", max(paper[name] for name in KERNELS), FROZEN),
+            ("softmax, here", here.get("softmax"), TRUTH),
+            ("performer, here", here.get("performer"), FIXED),
+            ("best of the same kernels, here", best, LEARNED),
+        ]
+        for number, (name, value, colour) in enumerate(bars):
+            place = group + (number - 2) * 0.17
+            if value is not None:
+                _bar(axes, place, value, colour, width=0.16, label=(place, "center"))
+            axes.bar([group], [0], color=colour, label=name if group == 0 else None)
+    titles = [paper_numbers.task_title(task) for task in of_task]
+    axes.set_xticks(range(len(titles)), titles)
+    axes.set(
+        ylim=(0, 100), xlim=(-0.6, len(titles) - 0.4), ylabel="accuracy, %", title="Long Range Arena, real lengths"
+    )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), fontsize=9, handlelength=1)
+
+
+def learned() -> Figure:
+    """What learning a kernel does to accuracy, where it does most."""
+    figure, (recall, sums) = plt.subplots(1, 2, figsize=(WIDE, 4), layout="constrained")
+    recalled = [row for row in json.loads(EVIDENCE.read_text())["rows"] if row["setting"] == RECALL]
+    _learned_beside_frozen(recall, recalled, "Recall of 16 pairs, three seeds")
+    _learned_beside_frozen(sums, _summed(), "Sums of 64 positions, three seeds")
+    sums.set_ylabel("")
     figure.legend(*recall.get_legend_handles_labels(), loc="outside upper center", ncols=4, handlelength=1)
+    return figure
+
+
+def converted() -> Figure:
+    """What a converted model keeps."""
+    figure, axes = plt.subplots(figsize=(WIDE, 4), layout="constrained")
+    _converted(axes, "A BERT of chemical reactions, 12 layers: its attention replaced, nothing but kernels trained")
+    return figure
+
+
+def near_and_far() -> Figure:
+    """The weights of softmax, of a kernel that was fitted to them, and of a window and such a kernel together."""
+    length, size, window = 48, 16, 3
+    draws = torch.Generator().manual_seed(0)
+    topic = torch.randn(4, size, generator=draws)[torch.arange(length) // 12] * 1.2
+    q, k = (topic + 0.5 * torch.randn(length, size, generator=draws) for _ in range(2))
+    scores = q @ k.T / size**0.5 + 2.5 * (-((torch.arange(length)[:, None] - torch.arange(length)) ** 2) / 2.0).exp()
+    softmax = scores.softmax(-1)
+    near = (torch.arange(length)[:, None] - torch.arange(length)).abs() <= window
+
+    def fitted(exact: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        frequencies, gain = torch.randn(6, size) / 4, torch.zeros(())
+        parameters = [frequencies.requires_grad_(), gain.requires_grad_()]
+        optimiser = torch.optim.Adam(parameters, lr=0.05)
+        for _ in range(300):
+            far = (q @ frequencies.T).exp() @ (k @ frequencies.T).softmax(-1).T
+            weights = far + exact * (scores + gain).exp()
+            weights = weights / weights.sum(-1, keepdim=True)
+            optimiser.zero_grad()
+            (weights - softmax).square().sum().backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        return weights.detach()
+
+    panels = {
+        "softmax": softmax,
+        "a kernel, R = 6": fitted(torch.zeros(())),
+        "near (w = 3) and far": fitted(near.float()),
+    }
+    figure, grid = plt.subplots(2, 3, figsize=(WIDE, 4.6), layout="constrained", height_ratios=(1.9, 1))
+    for (above, below), (title, weights) in zip(grid.T, panels.items(), strict=True):
+        above.imshow(weights.sqrt().numpy(), vmin=0, vmax=float(softmax.max()) ** 0.5)
+        above.set(title=title, xlabel="key", xticks=[0, 24, 47], yticks=[0, 24, 47])
+        below.fill_between(range(length), softmax[24], step="mid", color="#cccccc")
+        below.step(range(length), weights[24], where="mid", color=TRUTH if weights is softmax else LEARNED)
+        below.set(xlabel="key, for query 24", xticks=[0, 24, 47], ylim=(0, None))
+    grid[0, 0].set_ylabel("query")
+    grid[1, 0].set_ylabel("weight")
     return figure
 
 
@@ -408,12 +525,16 @@ def self_pretraining() -> Figure:
 #: Figures of the docs, and of the pages of research/.
 USED: dict[str, Callable[[], Figure]] = {
     "overview": overview,
+    "learned": learned,
+    "converted": converted,
+    "near-and-far": near_and_far,
     "architecture": architecture,
     "concept-kernel": kernel,
     "concept-noise": noise,
     "concept-masks": masks,
     "attention": attention,
     "kernel-learning": kernel_learning,
+    "mse": theorem3,
 }
 STUDIED: dict[str, Callable[[], Figure]] = {
     "lra": lra,
@@ -428,7 +549,6 @@ STUDIED: dict[str, Callable[[], Figure]] = {
     "kernel-profiles": kernel_profiles,
     "kernel-attention": kernel_attention,
     "kernel-planted": kernel_planted,
-    "mse": theorem3,
 }
 DRAWINGS = USED | STUDIED
 

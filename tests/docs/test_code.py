@@ -26,10 +26,8 @@ PAGES = sorted(
 )
 #: Pages whose blocks another test runs.
 ELSEWHERE = {"docs/tutorials/convert.md": "tests/conversion/test_tutorial.py"}
-#: Plugins that need no page: a word for any, and folders of a clone.
-THERE = {"MODULE", "research", "benchmarks"}
-#: Pages whose plugin is whatever the reader has.
-NO_PLUGIN = ("extending.md",)
+#: Plugins that need no page: words for any, and folders of a clone.
+THERE = {"MODULE", "my_module", "path/to/file.py", "research", "benchmarks"}
 BLOCK = re.compile(
     r"(?P<comment><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```)?",
     re.DOTALL | re.MULTILINE,
@@ -41,8 +39,7 @@ WITH_CODE = [page for page in PAGES if "```python" in page.read_text() and str(p
 
 def plugins_of(page):
     """The plugins that a page writes: its blocks of commands use them."""
-    used = re.findall(r"^ {4}klformer --plugin (\S+)", page.read_text(), flags=re.MULTILINE)
-    return set() if page.name in NO_PLUGIN else set(used)
+    return set(re.findall(r"^ {4}klformer --plugin (\S+)", page.read_text(), flags=re.MULTILINE)) - THERE
 
 
 def commands_with(plugins):
@@ -56,8 +53,7 @@ def commands_with(plugins):
 def test_plugins_of_commands_are_written_on_some_page():
     written = set().union(*map(plugins_of, WITH_CODE))
     for page in PAGES:
-        if page.name not in NO_PLUGIN:
-            assert {plugin for plugin, _ in PLUGIN.findall(page.read_text())} <= written | THERE, page
+        assert {plugin for plugin, _ in PLUGIN.findall(page.read_text())} <= written | THERE, page
 
 
 def test_commands_with_a_plugin_are_found_in_tables():
@@ -78,7 +74,7 @@ def test_pages_that_are_run_elsewhere_are():
 
 
 def test_the_readme_runs_as_a_script_without_a_warning(tmp_path):
-    (block,) = BLOCK.finditer((ROOT / "README.md").read_text())
+    block = next(BLOCK.finditer((ROOT / "README.md").read_text()))
     script = tmp_path / "example.py"
     script.write_text(block["code"])
     result = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, check=False)

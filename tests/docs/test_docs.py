@@ -26,6 +26,7 @@ MEASURED = ("klformer/lab/analysis/measured.json", "examples/conversion/measured
 DATA = [*sorted((ROOT / "research/data").glob("*.json")), *(ROOT / name for name in MEASURED)]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
+COMMENT = re.compile(r"<!--.*?-->", flags=re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED_FILE = re.compile(r"`((?:klformer|research|benchmarks|tests|docs|examples)/[\w./*-]+)`")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -177,8 +178,17 @@ def test_every_command_of_the_reference_has_its_own_example():
     assert rows == [(name, name) for name in COMMANDS]
 
 
-def test_the_readme_is_one_page():
+def words_in(page):
+    """How many words a page has, those of tables and code too, without comments and the lines of tables."""
+    return sum(any(map(str.isalnum, word)) for word in COMMENT.sub("", page.read_text()).split())
+
+
+def test_pages_are_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+    counts = {str(page.relative_to(ROOT / "docs")): words_in(page) for page in (ROOT / "docs").rglob("*.md")}
+    limits = {"evidence/efficiency.md": 1200, "evidence/conversion.md": 1000}
+    assert not [name for name, count in counts.items() if count > limits.get(name, 1500)]
+    assert sum(counts.values()) <= 28_000
 
 
 def test_commands_are_found_behind_what_stands_before_them():

@@ -10,7 +10,7 @@ from klformer.lab.plotting import COLOURS, WIDE, save
 from research.draw import DRAWINGS, place
 
 #: Of numbers that torch draws at random, which may differ between its versions.
-RANDOM = ("concept-kernel", "concept-noise")
+RANDOM = ("concept-kernel", "concept-noise", "near-and-far")
 #: Mean difference of the levels, from 0 to 1. One run that is 5% off makes 2e-4 to 2e-3 in lra, variance and gradients.
 TOLERANCE = 5e-5
 

@@ -1,4 +1,4 @@
-"""What trained projections can absorb of a kernel, and what they can't (docs/identifiability.md)."""
+"""What trained projections can absorb of a kernel, and what they can't (research/pages/identifiability.md)."""
 
 import copy
 from itertools import permutations, product

@@ -217,7 +217,7 @@ def test_the_cheapest_is_one_that_fits_the_other_needs(monkeypatch):
     ],
 )
 def test_the_page_says_what_the_command_says(situation, needs):
-    page = (Path(klformer.__file__).parents[1] / "docs" / "which-kernel.md").read_text()
+    page = (Path(klformer.__file__).parents[1] / "docs" / "howto" / "choose.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith(f"| {situation}")]
     first = re.search("`(.*?)`", row.split("|")[2]).group(1)
     assert {recommend(each).attention for each in needs} == {first}
