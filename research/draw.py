@@ -201,7 +201,7 @@ def near_and_far() -> Figure:
             weights = far + exact * (scores + gain).exp()
             weights = weights / weights.sum(-1, keepdim=True)
             optimiser.zero_grad()
-            (weights - softmax).square().sum().backward()  # type: ignore[no-untyped-call]
+            (weights - softmax).square().sum().backward()
             optimiser.step()
         return weights.detach()
 

@@ -90,7 +90,7 @@ BUDGETS = {
     "klformer/lab/tasks": 4_740,
     "klformer/lab/tokens": 467,
     "klformer/lab/training": 3_122,
-    "research": 4_515,
+    "research": 4_640,
     "benchmarks": 740,
 }
 
