@@ -98,12 +98,15 @@ class Certificate:
         for name in names:
             cells = (f"{column[name]:>21.4f}" if name in column else " " * 21 for column in columns.values())
             lines.append("".join([f"{name:<{width + 2}}", *cells]))
-        lines += ["", "layer  attention                     R   error at the start   fitted"]
+        wide = max([22, *(len(layer.attention) for layer in self.layers)])
+        lines += ["", f"layer  {'attention':<{wide}}        R   error at the start   fitted"]
         for layer in self.layers:
             start = sum(layer.start) / len(layer.start)
             kept = "   stays softmax" if layer.stays_softmax else ""
             count = "" if layer.num_frequencies is None else str(layer.num_frequencies)
-            lines.append(f"{layer.layer:>5}  {layer.attention:<24}{count:>7}{start:>21.4f}{layer.mean():>9.4f}{kept}")
+            lines.append(
+                f"{layer.layer:>5}  {layer.attention:<{wide}}{count:>9}{start:>21.4f}{layer.mean():>9.4f}{kept}"
+            )
         return "\n".join([*lines, "", LEGEND, *(f"Note: {note}" for note in self.notes), f"Verdict: {self.verdict()}"])
 
 

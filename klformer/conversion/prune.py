@@ -53,24 +53,32 @@ def prune(
     undecided = {name for name, error in errors.by_site.items() if float(error.mean()) <= budget}
     again = max(MIN_REFIT, round(REFIT_SHARE * config.steps)) if config.steps else 0
     refit = config.model_copy(update={"steps": again, "seed": 0})
+    # Most rounds end before the last: one above the budget is the last of a layer.
+    rounds, done, size = max((_rounds(records[name]) for name in undecided), default=0), 0, max(again, 1)
+
+    def report(stage: str, step: int, steps: int, error: float) -> None:
+        if progress is not None:
+            progress("prune", done + step, rounds * size, error)
+
     while undecided := {name for name in undecided if _fewer(kept_records[name]) is not None}:
         shares = atom_shares(host, {name: kept[name] for name in undecided}, batches)
         tried_records = {name: kept_records[name].with_frequencies(_fewer(kept_records[name])) for name in undecided}
         tried = {name: without_least(kept[name], tried_records[name], shares[name]) for name in undecided}
-        fit_layers(host, tried, batches, refit)
+        fit_layers(host, tried, batches, refit, progress=report)
         errors = measure(host, tried, batches.choosing)
         undecided = {name for name in undecided if float(errors.by_site[name].mean()) <= budget}
         kept |= {name: tried[name] for name in undecided}
         kept_records |= {name: tried_records[name] for name in undecided}
-        if progress is not None:
-            left, first = (_total(each) for each in (kept_records, records))
-            progress("prune", left, first, errors.mean())
+        done += size
+    if done < rounds * size:
+        report("prune", rounds * size - done, size, errors.mean())
     return kept, kept_records
 
 
-def _total(records: Mapping[str, SiteRecord]) -> int:
-    """Frequencies of all sites together."""
-    return sum(record.num_frequencies or 0 for record in records.values())
+def _rounds(record: SiteRecord) -> int:
+    """Return how many rounds there are until there are too few atoms for another."""
+    fewer = _fewer(record)
+    return 0 if fewer is None else 1 + _rounds(record.with_frequencies(fewer))
 
 
 def _fewer(record: SiteRecord) -> int | None:

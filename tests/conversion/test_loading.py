@@ -132,7 +132,10 @@ def test_half_precision_is_for_the_model_and_not_for_its_kernels(conversion, fol
     assert (answer(loaded, batch("bert")) - right).norm() < 0.05 * right.norm()
 
 
-def test_weights_can_be_read_by_whom_the_rest_can(folder):
+@pytest.mark.parametrize("bare", [False, True])
+def test_weights_can_be_read_by_whom_the_rest_can(conversion, folder, bare, tmp_path):
+    if bare:
+        conversion.model.save_pretrained(folder := tmp_path)
     modes = {path.name: path.stat().st_mode for path in folder.iterdir() if path.is_file()}
     assert modes["model.safetensors"] == modes["config.json"]
 

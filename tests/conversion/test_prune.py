@@ -89,7 +89,10 @@ def test_layers_get_what_they_need(tmp_path):
             assert after.fitted == before.fitted
         else:
             assert after.mean() <= budget
-    assert any(stage == "prune" and left <= first for stage, left, first, _ in seen)
+    rounds = [(step, steps) for stage, step, steps, _ in seen if stage == "prune"]
+    assert len({steps for _, steps in rounds}) == 1
+    assert rounds[-1][0] == rounds[-1][1]
+    assert [step for step, _ in rounds] == sorted(step for step, _ in rounds)
     conversion.save(tmp_path)
     loaded = klformer.load_converted(tmp_path)
     assert torch.equal(answer(loaded, batch("bert")), answer(conversion.model, batch("bert")))

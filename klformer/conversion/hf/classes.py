@@ -86,7 +86,10 @@ class ConvertedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     def save_pretrained(self, save_directory: Any, *others: Any, **named: Any) -> None:
         super().save_pretrained(save_directory, *others, **named)
-        write_text(Path(save_directory) / f"{MODULE}.py", MODULE_TEXT)
+        folder = Path(save_directory)
+        write_text(folder / f"{MODULE}.py", MODULE_TEXT)
+        for weights in folder.glob("*.safetensors"):  # safetensors writes them for nobody else
+            weights.chmod((folder / "config.json").stat().st_mode)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: Any, *others: Any, **named: Any

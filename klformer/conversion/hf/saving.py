@@ -23,8 +23,6 @@ def save_folder(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     assert isinstance(model, PreTrainedModel)
     with writing(folder):
         model.save_pretrained(str(folder))
-        for weights in folder.glob("*.safetensors"):  # safetensors writes them for nobody else
-            weights.chmod((folder / "config.json").stat().st_mode)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
     if (made_of := Path(model.name_or_path or "")).is_dir():

@@ -64,6 +64,7 @@ def run(options: Convert) -> None:
         raise ArgumentError(f"convert needs transformers: pip install 'klformer[hf]' ({error})") from error
     if (options.out / CERTIFICATE).exists():
         raise ArgumentError(f"{options.out} has a converted model already: give another --out")
+    print(f"loading {options.model}", flush=True)
     model, tokenizer = load_teacher(options.model)
     longest = options.max_positions or longest_input(model) or options.max_length
     held_out, choosing, texts = split_texts(
@@ -82,7 +83,8 @@ def run(options: Convert) -> None:
     )
     print(
         f"{type(model).__name__} from {options.model}; {len(texts):,} texts to learn, {len(choosing):,} to choose by, "
-        f"{len(held_out):,} to measure by"
+        f"{len(held_out):,} to measure by; tokenising them",
+        flush=True,
     )
     evaluation = batches_of(held_out)
     notes = cautions(model, tokenizer, evaluation)

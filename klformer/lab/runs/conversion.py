@@ -31,8 +31,9 @@ class StageProgress:
             return
         self._last = now
         words = "" if math.isnan(error) else f"  error {error:.4g}"
-        if not is_new and step < steps and stage != "prune":  # which counts down
-            words += f"  {(now - self._began) / (step - self._first) * (steps - step) / 60:.1f} min left"
+        if not is_new and step < steps:
+            words += "  at most" if stage == "prune" else " "  # which ends when no layer has more to lose
+            words += f" {(now - self._began) / (step - self._first) * (steps - step) / 60:.1f} min left"
         print(f"{stage} {step}/{steps}{words}", flush=True)
 
 
