@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from klformer.attention import AttentionSpec
@@ -21,6 +22,7 @@ from klformer.conversion.hosts import Batch, evaluating
 from klformer.conversion.learning import Fitted, fit
 from klformer.conversion.planning import Plan, plan, without_window
 from klformer.conversion.record import SiteRecord
+from klformer.conversion.threads import threads
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,10 @@ def certify(fitted: Fitted, progress: Progress | None = None) -> Conversion:
         >>> len(conversion.certificate.layers)
         2
     """
-    planned, student, learned = fitted.plan, fitted.student, fitted.learned
+    planned, student, learned, notes = fitted.plan, fitted.student, fitted.learned, _notes(fitted)
     batches, causal = planned.batches.held_out, planned.causal
     measured = partial(figures, teacher=planned.teacher, batches=batches, causal=causal, progress=progress)
-    with evaluating(planned.teacher.model), evaluating(student.model):
+    with evaluating(planned.teacher.model), evaluating(student.model), threads(fitted.num_threads):
         present = measured(student)
         parts: dict[str, dict[str, float]] = {}
         if planned.attention.options.get("window"):
@@ -163,7 +165,7 @@ def certify(fitted: Fitted, progress: Progress | None = None) -> Conversion:
             num_held_out=len(planned.batches.held_out),
             seconds=fitted.seconds,
             processor_seconds=time.process_time() - fitted.processor_began,
-            notes=_notes(fitted),
+            notes=notes,
             parts=parts,
         )
     records = {name: learned.records[name] for name in fitted.trained}
@@ -192,6 +194,8 @@ def _notes(fitted: Fitted) -> tuple[str, ...]:
     notes, total, kept = [], len(fitted.plan.sites), len(fitted.kept)
     if fitted.is_resumed:
         notes.append("it was interrupted and gone on with: the seconds are those since then")
+    if fitted.num_threads < torch.get_num_threads():
+        notes.append(f"on one thread: {torch.get_num_threads()} are not faster here")
     if left_out := total - len(fitted.plan.records):
         notes.append(f"{left_out} of {total} layers were left out and are what they were")
     if kept:

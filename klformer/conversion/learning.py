@@ -19,6 +19,7 @@ from klformer.conversion.planning import Plan, host_of
 from klformer.conversion.prune import prune
 from klformer.conversion.record import SiteRecord
 from klformer.conversion.resume import Store
+from klformer.conversion.threads import best_threads, threads
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Fitted:
     processor_began: float
     """Time of the processor when it began."""
     is_resumed: bool
+    num_threads: int
+    """As many as were fastest."""
 
     @property
     def trained(self) -> dict[str, AttentionMechanism]:
@@ -102,7 +105,9 @@ def fit(plan: Plan, *, state_file: str | Path | None = None, progress: Progress 
     store = None if state_file is None else Store(Path(state_file), _settings(plan))
     resumed = None if store is None else store.load()
     before = resumed.rest if resumed is not None and resumed.stage != "fit" else None
-    with evaluating(plan.teacher.model), evaluating(student.model):
+    with evaluating(plan.teacher.model), evaluating(student.model), torch.no_grad():
+        num_threads = best_threads(lambda: student.run(batches.at(0)))
+    with evaluating(plan.teacher.model), evaluating(student.model), threads(num_threads):
         if before is not None:
             learned = Learned.from_json(before["learned"], next(student.model.parameters()).device)
         else:
@@ -114,7 +119,9 @@ def fit(plan: Plan, *, state_file: str | Path | None = None, progress: Progress 
         if kept and linear is None:
             linear = figures(student, plan.teacher, batches.held_out, causal=plan.causal)
         student.remove(kept)
-        fitted = Fitted(plan, student, learned, kept, linear, seconds, processor_began, resumed is not None)
+        fitted = Fitted(
+            plan, student, learned, kept, linear, seconds, processor_began, resumed is not None, num_threads
+        )
         known: Any = {"progress": progress, "store": store, "before": {"learned": learned.for_json(), "linear": linear}}
         if config.align_steps and (resumed is None or resumed.stage != "distil"):
             distil(student, plan, fitted.trained, "align", **known)

@@ -151,12 +151,15 @@ def test_progress_says_how_long_it_takes(capsys):
     shown = StageProgress(seconds_between=0.0)
     for step in range(4):
         shown("fit", step, 3, 0.5)
-    shown("measure", 1, 2, math.nan)
+    for step in (1, 2, 1):  # one model after the other
+        shown("measure", step, 2, math.nan)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["fit 0/3", "fit 1/3", "fit 2/3", "fit 3/3", "measure 1/2"]
+    assert [line.split("  ")[0] for line in lines] == ["fit 0/3", "fit 1/3", "fit 2/3", "fit 3/3"] + [
+        f"measure {step}/2" for step in (1, 2, 1)
+    ]
     assert lines[0] == "fit 0/3  error 0.5"
     assert lines[1].endswith(" min left")
-    assert lines[4] == "measure 1/2"
+    assert lines[4] == lines[6] == "measure 1/2"
 
 
 def test_longer_than_the_teacher(home):

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from klformer.conversion.threads import threads
 from klformer.lab.cli.command import plain_command
 from klformer.lab.runs.demo import FIGURE, SUMMARY, demo_table, demonstrate, what_was_seen
 from klformer.lab.terminal import make_console
@@ -26,9 +27,10 @@ class Demo:
 
 def run(options: Demo) -> None:
     """Train, convert, print a table and two sentences."""
-    rows = demonstrate(
-        options.out, make_reporter(quiet=False), train_steps=options.train_steps, fit_steps=options.fit_steps
-    )
+    with threads(1):  # its products are small
+        rows = demonstrate(
+            options.out, make_reporter(quiet=False), train_steps=options.train_steps, fit_steps=options.fit_steps
+        )
     demo_table([asdict(row) for row in rows]).print(make_console(100))
     print(what_was_seen(rows))
     print(f"{SUMMARY} and {FIGURE} (one head's weights before and after) are in {options.out}")

@@ -25,7 +25,7 @@ class StageProgress:
 
     def __call__(self, stage: str, step: int, steps: int, error: float) -> None:
         now = time.monotonic()
-        if is_new := stage != self._stage or step < self._first:
+        if is_new := stage != self._stage or step <= self._first:
             self._stage, self._first, self._began = stage, step, now
         if not is_new and step < steps and now - self._last < self._seconds_between:
             return
