@@ -70,20 +70,20 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_682,
-    "klformer/lab": 21_728,
+    "klformer": 40_732,
+    "klformer/lab": 21_730,
     "klformer/ops": 6_573,  # without the kernels for GPUs
     "klformer/ops/triton": 880,
     "klformer/kernels": 1_261,
     "klformer/attention": 3_016,
     "klformer/nn": 228,
     "klformer/models": 1_515,
-    "klformer/conversion": 3_556,
+    "klformer/conversion": 3_604,
     "klformer/distributed": 790,
     "klformer/testing": 939,
     "klformer/lab/analysis": 2_050,
     "klformer/lab/bench": 2_790,
-    "klformer/lab/cli": 1_935,
+    "klformer/lab/cli": 1_937,
     "klformer/lab/data": 660,
     "klformer/lab/report": 2_731,
     "klformer/lab/runs": 2_859,
