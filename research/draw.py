@@ -23,7 +23,7 @@ import klformer
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.lab.analysis import recommend
 from klformer.lab.analysis.cells import values_by_attention
-from klformer.lab.analysis.eigenvalues.command import draw_summary
+from klformer.lab.analysis.eigenvalues import draw_summary
 from klformer.lab.analysis.evidence import chart, measure
 from klformer.lab.analysis.kernel import figures as kernel_figures
 from klformer.lab.analysis.variance.command import correlate, draw_correlations, draw_dots

@@ -152,7 +152,7 @@ def write_models(folder, *, fails=(), **options):
     chosen |= {"length_attentions": (MATERIALISED, "softmax", "gmm-rks"), "device": "cpu", "out": folder}
     chosen |= {"memory_limit": 20.0}  # more than any step takes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_model, "in_own_process", measure)
+        patch.setattr(bench_model, "measure_in_own_process", measure)
         bench_model.run(bench_model.ModelBench(**(chosen | options)))
     return folder / "model.json"
 
@@ -163,7 +163,7 @@ def write_peers(folder, **options):
     memory = {"klformer": (2, 1, 4), "torch": (1, 1, 1), "materialised": (5, 5, 6)}
     done = []
 
-    def measure_memory(contender, sizes, console):
+    def measure_memory(run, contender, *shape):
         done.append(contender)
         return memory[contender.maker][done.count(contender) - 1] * MEBIBYTE
 
@@ -180,7 +180,7 @@ def write_peers(folder, **options):
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peers, "both_times", lambda subjects, **_: {c: (seconds[c.maker],) * 2 for c in subjects})
-        patch.setattr(peers, "_measure_memory", measure_memory)
+        patch.setattr(peers, "in_own_process", measure_memory)
         peers.run(peers.PeersBench(**(chosen | options)))
     return folder / "peers.json"
 

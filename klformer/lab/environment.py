@@ -15,7 +15,7 @@ import klformer
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, machine and time, as data."""
+    """Return versions, machine and time."""
     return {
         "klformer": klformer.__version__,
         "torch": torch.__version__,
@@ -27,15 +27,15 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """The same with the day in place of the time, and the machine in words, to be printed with every figure."""
+    """Return the same with the day in place of the time, and the machine in words, to be printed with every figure."""
     found = describe_environment()
     machine = f"{found['processor']}, {found['threads']} threads, torch {found['torch']}"
     return found | {"date": found["date"][:10], "machine": machine}
 
 
 def typed_command() -> str:
-    """What started this process, as it is typed, with what its allocator was told and the number of threads that it was
-    given: klformer, klformer under torchrun (of this machine), or a script."""
+    """Return what started this process, as it is typed, with what its allocator was told and its number of threads:
+    klformer, klformer under torchrun (of this machine), or a script."""
     program, *arguments = sys.argv
     name = Path(program).name
     threads = os.environ.get("OMP_NUM_THREADS")
@@ -50,7 +50,7 @@ def typed_command() -> str:
 
 
 def allocator_variables(environment: Mapping[str, str]) -> str:
-    """What of an environment is for glibc's allocator, as it is typed before a command."""
+    """Return what of an environment is for glibc's allocator, as it is typed before a command."""
     return " ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("MALLOC_"))
 
 

@@ -1,6 +1,6 @@
 """How figures look: one style, colours that everyone can tell apart, and one way to write a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,13 @@ mpl.rcParams.update(STYLE)
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour and dashes of the number-th line of a figure."""
+    """Return the colour and dashes of the number-th line of a figure."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
 
 
 def run_labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The shortest names that tell the runs of an analysis apart: attention, task where there are several, then seed,
-    folder, and at last a number."""
+    """Return the shortest names that tell the runs of an analysis apart: attention, task where there are several, then
+    seed, folder, and at last a number."""
     several = len({row.get("task") for row in rows}) > 1
     names = [f"{row['attention']}, {row['task']}" if several else str(row["attention"]) for row in rows]
     for field, word in (("seed", "seed "), ("folder", "in ")):
@@ -62,18 +62,40 @@ def run_labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def plot_against_length(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Lines of (length, value), by name, on logarithmic axes with the lengths that were measured as ticks."""
+#: What is drawn against the length: points (length, value) by name.
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+#: Labels along an axis of lengths.
+MAX_TICKS = 7
+
+
+def plot_against_length(axes: Axes, lines: Lines, style: Callable[[str], Mapping[str, Any]] | None = None) -> None:
+    """Draw lines on logarithmic axes, with lengths that were measured as ticks.
+
+    Args:
+        style: What lines look like, by their name; colours, dashes and markers in turn, if it is not given.
+    """
     for number, (name, points) in enumerate(lines.items()):
-        marker = MARKERS[number % len(MARKERS)]
-        axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4, **line_style(number))
+        usual = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4, **line_style(number)}
+        axes.plot(*zip(*sorted(points), strict=True), **({"label": name, **usual} if style is None else style(name)))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(sorted({length for points in lines.values() for length, _ in points}))
+    axes.minorticks_off()
+    axes.set_xticks(ticks_of({length for points in lines.values() for length, _ in points}))
     axes.xaxis.set_major_formatter(lambda length, _: f"{length:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1000 else f"{value:,.0f}")
     axes.tick_params(axis="x", labelrotation=30)
     axes.set_xlabel("tokens L")
     axes.grid(alpha=0.3)
+
+
+def ticks_of(lengths: Collection[float]) -> list[float]:
+    """Return the lengths from the longest down, as many as have room beside each other on a logarithmic axis."""
+    step = (max(lengths) / min(lengths)) ** (1 / MAX_TICKS)
+    ticks: list[float] = []
+    for length in sorted(lengths, reverse=True):
+        if not ticks or ticks[-1] / length >= step:
+            ticks.append(length)
+    return ticks
 
 
 def save(figure: Figure, *targets: Path) -> None:

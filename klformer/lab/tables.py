@@ -83,12 +83,7 @@ def percent(share: object, form: str = "{:.2f}") -> Cell:
 
 
 def interval(values: object, form: str = "{:.2f}", scale: float = 1) -> Cell:
-    """Return a cell for a median, with the lowest and the highest as small print where they differ.
-
-    Args:
-        values: An object with "median", "low" and "high".
-        scale: What the numbers are multiplied with.
-    """
+    """Return a cell for a median, with the lowest and the highest as small print where they differ."""
     known = values if isinstance(values, Mapping) else {}
     median, low, high = (finite(known.get(key)) for key in ("median", "low", "high"))
     if median is None:

@@ -12,12 +12,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def harmless(text: str) -> str:
-    """A text with its control characters written out, as \\x1b, but for line ends and tabs."""
+    """Write out the control characters of a text, as \\x1b, but for line ends and tabs."""
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def make_console(least: int) -> "Console":
-    """A console for tables.
+    """Make a console for tables.
 
     Args:
         least: Columns that the tables like to have, in a file or a pipe. A terminal's own width, and COLUMNS, go first.

@@ -43,8 +43,8 @@ class MaskedLanguageModel(Model):
         >>> tokens = torch.randint(100, (2, 50))
         >>> asked = torch.zeros(2, 50, dtype=torch.bool)
         >>> asked[:, :3] = True  # three tokens of each sequence
-        >>> model(tokens, None, asked).shape
-        torch.Size([6, 100])
+        >>> model(tokens, None, asked).shape, model.encode(tokens).shape
+        (torch.Size([6, 100]), torch.Size([2, 64]))
     """
 
     def forward(self, inputs: Tensor, key_mask: Tensor | None, asked: Tensor) -> Tensor:

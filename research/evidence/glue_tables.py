@@ -14,7 +14,7 @@ from torchmetrics.functional import spearman_corrcoef
 from klformer.attention import AttentionSpec
 from klformer.errors import ArgumentError
 from klformer.lab.analysis.cells import Row, difference, markdown, mean_and_error, paired, values_by_setting
-from klformer.lab.runs.glue import paper_row
+from klformer.lab.report.paper_numbers import glue_row
 from klformer.lab.runs.naming import PRETRAINED
 
 #: Of fewer models no order is compared.
@@ -89,7 +89,7 @@ def _best(values: Mapping[str, float]) -> str:
 def _paper(attention: str) -> dict[str, float]:
     """The paper's numbers in % by the heading of their column."""
     spec = AttentionSpec.parse(attention)
-    cells = paper_row(spec.name, spec.options)
+    cells = glue_row(spec.name, spec.options)
     return {_name(task, metric, part): 100 * value for (task, metric, part), value in cells.items()}
 
 

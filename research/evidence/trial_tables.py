@@ -17,8 +17,8 @@ from klformer.errors import ArgumentError
 from klformer.lab.analysis.cells import Row
 from klformer.lab.bench.measure import KEEP_FREED_MEMORY, spread
 from klformer.lab.bench.sequence import step_line, traffic_line
+from klformer.lab.cli.demo import demo_table
 from klformer.lab.environment import allocator_variables
-from klformer.lab.runs.demo import demo_table
 from klformer.lab.tables import MISSING, Table, Tabulate, interval, number
 from klformer.memory import MEBIBYTE
 

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import tyro
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from rich.progress import Progress
 
 from klformer.errors import ArgumentError, RunError
-from klformer.lab.analysis.output import Count, check_classification, print_table, some_of, write_results
+from klformer.lab.analysis.output import Count, RunsAnalysis, check_classification, print_table, some_of, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.data import Batch, collate
 from klformer.lab.plotting import COLOURS, MARKERS, STYLES, WIDE
@@ -44,8 +43,8 @@ DRAWS = Count("draws", full=50, quick=5)
 DEVIATIONS = {"per_pass_deviation": "per pass", "per_example_deviation": "per example"}
 
 
-@dataclass(frozen=True)
-class GradientAnalysis:
+@dataclass(frozen=True, kw_only=True)
+class GradientAnalysis(RunsAnalysis):
     """Mean and deviation of the gradients at the classifier, when accuracy first reached 20, 40, 60 and 80%.
 
     For runs that kept the weights of these moments (training.keep-milestones, on for the sparsity task). Of several
@@ -54,28 +53,23 @@ class GradientAnalysis:
       klformer --plugin research analyze gradients runs/sparsity0.*-laptop-gmm-*-seed0
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, or folders of runs."""
+    counts: ClassVar[tuple[Count[Any], ...]] = (
+        EXAMPLES,
+        DRAWS,
+    )
+
     examples: int | None = None
     """So many validation examples, at random; 50, or 10 with --quick."""
     draws: int | None = None
     """Draws of the frequencies; 50, or 5 with --quick."""
-    quick: bool = False
-    """Fewer draws of fewer examples, where nothing else is said."""
     data_root: Path | None = None
     """Where the data is, if not where it was in training."""
-    out: Path = Path("analysis")
-    """Folder for the results."""
-
-    def __post_init__(self) -> None:
-        EXAMPLES.check(self.examples)
-        DRAWS.check(self.draws)
 
 
 def run(options: GradientAnalysis) -> None:
     """Compute, print and write the table and the figure."""
-    examples = EXAMPLES.choose(options.examples, quick=options.quick)
-    draws = DRAWS.choose(options.draws, quick=options.quick)
+    examples = options.choose(EXAMPLES)
+    draws = options.choose(DRAWS)
     reporter = make_reporter(quiet=False)
     reader = RunReader(reporter, data_root=options.data_root)
     examined = [_open(loaded, examples, reporter) for loaded in reader.read(options.runs)]

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from klformer.lab.data import Batch
-from klformer.lab.training.evaluation import evaluating
-from klformer.lab.training.objective import model_outputs
+from klformer.lab.training.evaluation import evaluating, model_outputs
 from klformer.lab.training.objectives import cross_entropy
 from klformer.lab.training.seeds import generator_for
 from klformer.models import SequenceClassifier

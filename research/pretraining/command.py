@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 from klformer.errors import ArgumentError
 from klformer.lab.analysis.output import print_table, write_results
 from klformer.lab.plotting import MARKERS, WIDE, line_style
-from klformer.lab.runs.facts import what_it_took
 from klformer.lab.runs.find import find_runs
-from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.folder import RunFolder, what_it_took
 from klformer.lab.runs.naming import attention_label, setting_name
 from klformer.lab.terminal import make_console
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from klformer.checks import check_count
-from klformer.lab.analysis.output import Count, print_table, write_csv, write_results
+from klformer.lab.analysis.output import AnalysisOptions, Count, print_table, write_csv, write_results
 from klformer.lab.plotting import MARKERS, line_style
 from klformer.lab.tasks.files import progress
 from klformer.lab.terminal import make_console
@@ -53,12 +53,14 @@ SEEDS = Count("seeds", full=10, quick=3)
 MAX_SAMPLES = Count("max_samples", full=16_384, quick=1024, minimum=FEWEST_SAMPLES)
 
 
-@dataclass(frozen=True)
-class TuringAnalysis:
+@dataclass(frozen=True, kw_only=True)
+class TuringAnalysis(AnalysisOptions):
     """Run Turing machines as Transformers with explicit weights: hard, soft and random-feature attention.
 
     Example: klformer --plugin research analyze turing --machines increment beaver3
     """
+
+    counts: ClassVar[tuple[Count[Any], ...]] = (SEEDS, MAX_SAMPLES)
 
     machines: tuple[str, ...] = ()
     """Examples by name, or files; all examples if none is given."""
@@ -72,14 +74,9 @@ class TuringAnalysis:
     """The largest number of samples to try, 16384, or 1024 with --quick; the search starts with 4 and doubles them."""
     trace: bool = False
     """Show every step of the plain machine and of the decoder with hard attention side by side, and the final tape."""
-    quick: bool = False
-    """Fewer seeds and samples, where nothing else is said, and fewer points in the figure."""
-    out: Path = Path("analysis")
-    """Folder for turing.* (json, csv, svg, png), turing-scaling.* (json, csv), and turing-trace.csv with all steps."""
 
     def __post_init__(self) -> None:
-        SEEDS.check(self.seeds)
-        MAX_SAMPLES.check(self.max_samples)
+        super().__post_init__()
         if self.steps is not None:
             check_count("steps", self.steps)
 
@@ -93,11 +90,11 @@ class _Search:
 
     @classmethod
     def of(cls, options: TuringAnalysis) -> "_Search":
-        largest = MAX_SAMPLES.choose(options.max_samples, quick=options.quick)
+        largest = options.choose(MAX_SAMPLES)
         numbers = [FEWEST_SAMPLES]
         while numbers[-1] * 2 <= largest:
             numbers.append(numbers[-1] * 2)
-        return cls(SEEDS.choose(options.seeds, quick=options.quick), tuple(numbers))
+        return cls(options.choose(SEEDS), tuple(numbers))
 
     def run(
         self,

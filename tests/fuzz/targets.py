@@ -30,7 +30,7 @@ from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.train import train_run
 from klformer.lab.tasks.csv import Csv, CsvData
-from klformer.lab.tasks.text import ReviewTables, TextData
+from klformer.lab.tasks.text import Text, TextData
 from klformer.lab.training.progress import SilentReporter
 from klformer.plugins import load_plugin
 
@@ -88,7 +88,7 @@ class Tables:
         for old in self.folder.glob("train.*"):
             old.unlink()
         (self.folder / f"train{suffix}").write_bytes(mutated_bytes(random, self.whole[suffix]))
-        ReviewTables(self.folder, TextData()).read("train", 100)
+        Text(TextData(root=self.folder, max_len=100)).read("train")
 
 
 class RunFiles:

@@ -8,7 +8,7 @@ import torch
 
 import klformer
 from klformer.kernels.movement import kernel_movement
-from klformer.lab.training.movement import KernelMovement
+from klformer.lab.training.callbacks import KernelMovement
 
 
 def kernel(name, **options):

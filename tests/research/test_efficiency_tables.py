@@ -134,7 +134,7 @@ def test_models(table, kept, monkeypatch):
             raise RuntimeError("killed")
         return Seconds(0.25, 0.5) if asked.steps else 3 * MEBIBYTE
 
-    monkeypatch.setattr(model, "in_own_process", step)
+    monkeypatch.setattr(model, "measure_in_own_process", step)
     arguments = ["--tasks", "image", "--lengths", "--device", "cpu", "--attentions", "softmax", "local"]
     rows = kept("bench", "model", *arguments, file="model.json", target="--out")
     assert table("models", rows) == [

@@ -14,8 +14,7 @@ _ERRORS, _PAIRS = 2, 3
 
 
 def with_spread(value: float | None, spread: float | None, *, sign: bool = False) -> str:
-    """A number with its deviation or standard error; nothing where there is none. Two decimals where more would say
-    nothing."""
+    """Write a number with its deviation or standard error; two decimals where more would say nothing."""
     if value is None:
         return ""
     digits = 2 if abs(value) >= 1 or (spread or 0) >= 0.05 else 4
@@ -24,12 +23,12 @@ def with_spread(value: float | None, spread: float | None, *, sign: bool = False
 
 
 def mean_and_error(values: Sequence[float]) -> str:
-    """Of the values of some seeds."""
+    """Write the mean of some values with its standard error."""
     return with_spread(statistics.fmean(values), standard_error(values))
 
 
 def values_by_attention(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """The values of every attention by seed."""
+    """Return the values of every attention by seed."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         found.setdefault(row["attention"], {})[row["seed"]] = row["value"]
@@ -37,26 +36,26 @@ def values_by_attention(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
 
 
 def values_by_setting(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, float]]]:
-    """The same for every setting, in the order in which they come."""
+    """Return the same for every setting, in the order in which they come."""
     settings = dict.fromkeys(row["setting"] for row in rows)
     return {name: values_by_attention([row for row in rows if row["setting"] == name]) for name in settings}
 
 
 def paired(values: Mapping[int, float], others: Mapping[int, float]) -> tuple[float | None, float | None, int]:
-    """The mean difference of pairs of one seed, its standard error, and how many they are."""
+    """Return the mean difference of pairs of one seed, its standard error, and how many they are."""
     differences = [value - others[seed] for seed, value in values.items() if seed in others]
     mean = statistics.fmean(differences) if differences else None
     return mean, standard_error(differences), len(differences)
 
 
 def difference(mean: float | None, error: float | None, pairs: int) -> str:
-    """A mean difference with its standard error, bold where it is more than chance."""
+    """Return a mean difference with its standard error, bold where it is more than chance."""
     text = with_spread(mean, error, sign=True)
     return f"**{text}**" if is_beyond(mean, error, pairs) else text
 
 
 def is_beyond(mean: float | None, error: float | None, pairs: int) -> bool:
-    """Whether a difference is more than chance."""
+    """Return whether a difference is more than chance."""
     return pairs >= _PAIRS and (error or 0) * _ERRORS < abs(mean or 0)
 
 

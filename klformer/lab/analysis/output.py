@@ -4,9 +4,10 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -38,20 +39,45 @@ class Count(Generic[Full]):
     quick: int
     minimum: int = 1
 
-    def check(self, given: int | None) -> None:
-        """Raises TypeError or ValueError unless it is a count that makes sense, or not given."""
-        if given is not None:
-            check_count(self.name, given, self.minimum)
-
     def choose(self, given: int | None, *, quick: bool) -> int | Full:
-        """What was given, or else the default."""
+        """Return what was given, or else the default."""
         if given is not None:
             return given
         return self.quick if quick else self.full
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions:
+    """Options of every analysis."""
+
+    #: Those of its options that are counts.
+    counts: ClassVar[tuple[Count[Any], ...]] = ()
+
+    quick: bool = False
+    """Do less, where nothing else is said."""
+    out: Path = Path("analysis")
+    """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        for count in self.counts:
+            if (given := getattr(self, count.name)) is not None:
+                check_count(count.name, given, count.minimum)
+
+    def choose(self, count: Count[Full]) -> int | Full:
+        """Return what was given for a count, or else its default."""
+        return count.choose(getattr(self, count.name), quick=self.quick)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsAnalysis(AnalysisOptions):
+    """Options of every analysis of several runs."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Runs, or folders of runs."""
+
+
 def some_of(examples: Examples, limit: int | None) -> Examples:
-    """So many of the examples at random, the same for all runs; all if there is no limit.
+    """Choose so many of the examples at random, the same for all runs; all if there is no limit.
 
     Not the first ones: data may be sorted by class, as IMDB is.
     """

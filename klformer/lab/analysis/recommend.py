@@ -67,7 +67,7 @@ class Answer:
 
 
 def recommend(needs: Needs) -> Answer:
-    """The best attention that fits; among equals the rule at the top of this file decides.
+    """Return the best attention that fits; among equals the rule at the top of this file decides.
 
     If nothing fits the budget, it is the cheapest of those that fit the other needs.
     """
@@ -120,7 +120,7 @@ def _reasons(
 
 
 def _preference(candidate: Mapping[str, Any]) -> tuple[float, ...]:
-    """What decides among equals, the smallest first: the rule at the top of this file."""
+    """Return what decides among equals, the smallest first: the rule at the top of this file."""
     spec = AttentionSpec.parse(candidate["attention"])
     deviation = candidate["deviation"]
     return (
@@ -133,7 +133,7 @@ def _preference(candidate: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def measurements() -> dict[str, Any]:
-    """What `klformer analyze evidence` wrote for the package."""
+    """Return what `klformer analyze evidence` wrote for the package."""
     return _packaged(_FILE)
 
 
@@ -175,7 +175,7 @@ def relative_time(attention: str, length: int, head_dim: int) -> float:
 
 
 def relative_work(attention: str, length: int, head_dim: int) -> float:
-    """Multiplications for one query of one head, relative to softmax's; E = D."""
+    """Return multiplications for one query of one head, relative to softmax's; E = D."""
     if attention == "softmax":
         return 1.0
     if "num_frequencies" not in attention_options(attention):  # linear-elu: D features, no projection

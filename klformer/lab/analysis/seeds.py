@@ -9,12 +9,12 @@ Row = Mapping[str, Any]
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """That of the mean of the values; None of fewer than two."""
+    """Return the standard error of the mean; None of fewer than two values."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def over_seeds(rows: Sequence[Row], *, by: Sequence[str], values: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for all seeds of a group.
+    """Return one row for all seeds of a group.
 
     Args:
         rows: One a run.

@@ -14,8 +14,9 @@ from klformer.attention import attention_capabilities, attention_names, attentio
 from klformer.checks import check_choice
 from klformer.errors import ArgumentError
 from klformer.files import write_json
+from klformer.lab.bench.figures import lines_of, mebibytes, milliseconds
 from klformer.lab.bench.measure import (
-    as_flags,
+    Shape,
     backends_of,
     both_times,
     crossover,
@@ -23,8 +24,8 @@ from klformer.lab.bench.measure import (
     growth_power,
     in_own_process,
     make_report,
-    measured_with_kept_memory,
     spread,
+    with_kept_memory,
 )
 from klformer.lab.environment import describe_machine
 from klformer.lab.plotting import plot_against_length, save
@@ -107,11 +108,7 @@ def _beside_softmax(lengths: Sequence[int], seconds: Sequence[float], softmax: S
 
 
 def length_table(results: Sequence[Mapping[str, Any]], quantity: str = "seconds") -> Table:
-    """Return time in ms or memory in MiB of every attention, by length.
-
-    Args:
-        quantity: One of QUANTITIES.
-    """
+    """Return time in ms or memory in MiB of every attention, by length."""
     lengths = lengths_of(results)
     values = {name: values_of(results, name, quantity) for name in names_of(results)}
     rows = {name: {row["length"]: row for row in results if row["name"] == name} for name in values}
@@ -160,24 +157,8 @@ def power_cell(power: float | None) -> Cell:
 CAPTION = "Forward and backward of attentions against the length: seconds, and bytes of memory above the operands."
 
 
-@dataclass(frozen=True)
-class AttentionSizes:
-    """Shape of the problem; every attention has the same."""
-
-    length: int = 4096
-    """Tokens L of the sequence."""
-    batch: int = 1
-    """Sequences B."""
-    heads: int = 8
-    """Heads H."""
-    head_dim: int = 64
-    """Size D = E of queries, keys and values."""
-    num_frequencies: int = 128
-    """Frequencies R of the kernels."""
-
-
-@dataclass(frozen=True)
-class AttentionBench:
+@dataclass(frozen=True, kw_only=True)
+class AttentionBench(Shape):
     """Forward and backward of every attention: time as medians of interleaved rounds, memory in processes of their own.
 
     Example: klformer bench attention --lengths 1024 4096 --out bench
@@ -187,14 +168,6 @@ class AttentionBench:
     """Names; all by default. Their options are the defaults, which are Long Range Arena's."""
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
     """Lengths of the sequences, from short to long."""
-    batch: int = 1
-    """Sequences B."""
-    heads: int = 8
-    """Heads H."""
-    head_dim: int = 64
-    """Size D = E of queries, keys and values."""
-    num_frequencies: int = 128
-    """Frequencies R of the kernels."""
     repeats: int = 3
     """Rounds that are counted."""
     memory: bool = True
@@ -203,18 +176,6 @@ class AttentionBench:
     """Measure time again in a process that keeps the memory that it frees."""
     out: Path | None = None
     """Folder for attention.json, attention.svg and attention.png."""
-
-    def sizes(self, length: int) -> AttentionSizes:
-        return AttentionSizes(length, self.batch, self.heads, self.head_dim, self.num_frequencies)
-
-
-@dataclass(frozen=True)
-class AttentionMemory:
-    """Print the extra peak memory of one attention in bytes; `attention` calls this in a new process for each."""
-
-    name: str
-    """Name of the attention."""
-    sizes: AttentionSizes
 
 
 def run(options: AttentionBench) -> None:
@@ -226,25 +187,19 @@ def run(options: AttentionBench) -> None:
     console = make_console(140)
     environment = describe_machine()
     console.print(f"klformer attention benchmark, {environment['date']}, {environment['machine']}")
-    results = []
-    for length in options.lengths:
-        results += _measure(options, length, console)
+    results = measure(options, console)
     if options.kept:
-        for row, again in zip(results, measured_with_kept_memory("attention", options)["results"], strict=True):
+        for row, again in zip(results, with_kept_memory(measure, options), strict=True):
             row["seconds_kept"] = again["seconds"]
-    found = {"sizes": vars(options.sizes(0)), "results": results, "summary": summarise(results)}
+    found = {"sizes": options.as_dict(), "results": results, "summary": summarise(results)}
     report = make_report(environment, {"caption": CAPTION, **found})
-    shape = f"B={options.batch} H={options.heads} D=E={options.head_dim} R={options.num_frequencies}"
     measured = {"memory": options.memory, "seconds_kept": options.kept}
     for quantity in QUANTITIES:
         if measured.get(quantity, True):
-            note = (
-                "in processes that give memory back at once"
-                if quantity == "memory"
-                else f"medians of {options.repeats} rounds"
-            )
+            rounds = f"medians of {options.repeats} rounds"
+            note = "in processes that give memory back at once" if quantity == "memory" else rounds
             table = length_table(results, quantity)
-            title = f"forward + backward, {table.title}, {shape}"
+            title = f"forward + backward, {table.title}, {options.describe()}"
             replace(table, title=title, notes=(f"{note}; {environment['machine']}",)).print(console)
     console.print(describe_backends(results), highlight=False)
     if options.out is not None:
@@ -253,19 +208,18 @@ def run(options: AttentionBench) -> None:
         console.print(f"figures written to {options.out}")
 
 
-def measure_memory(options: AttentionMemory) -> None:
-    """Print the extra peak memory in bytes; meant to be alone in its process."""
-    forward_and_backward(options.name, AttentionSizes(**{**vars(options.sizes), "length": 256}))()
-    print(extra_peak_memory(forward_and_backward(options.name, options.sizes)))
+def measure_memory(name: str, shape: Shape, length: int) -> int:
+    """Return the extra peak memory in bytes; meant to be alone in its process."""
+    forward_and_backward(name, shape, 256)()
+    return extra_peak_memory(forward_and_backward(name, shape, length))
 
 
-def forward_and_backward(name: str, sizes: AttentionSizes) -> Callable[[], None]:
-    """One training step's worth of an attention: the result and the gradients of operands and parameters."""
+def forward_and_backward(name: str, shape: Shape, length: int) -> Callable[[], None]:
+    """Return one training step's worth of an attention: the result and the gradients of operands and parameters."""
     torch.manual_seed(0)
-    chosen = {"num_frequencies": sizes.num_frequencies} if "num_frequencies" in attention_options(name) else {}
-    mechanism = build_attention(name, num_heads=sizes.heads, head_dim=sizes.head_dim, max_len=sizes.length, **chosen)
-    shape = (sizes.batch, sizes.heads, sizes.length, sizes.head_dim)
-    q, k, v, d_out = (torch.randn(shape) for _ in range(4))
+    chosen = {"num_frequencies": shape.num_frequencies} if "num_frequencies" in attention_options(name) else {}
+    mechanism = build_attention(name, num_heads=shape.heads, head_dim=shape.head_dim, max_len=length, **chosen)
+    q, k, v, d_out = (torch.randn(shape.batch, shape.heads, length, shape.head_dim) for _ in range(4))
     wanted = [v.requires_grad_(), *mechanism.parameters()]
     if mechanism.uses_queries:
         wanted.append(q.requires_grad_())
@@ -278,9 +232,14 @@ def forward_and_backward(name: str, sizes: AttentionSizes) -> Callable[[], None]
     return step
 
 
-def _measure(options: AttentionBench, length: int, console: Console) -> list[dict[str, Any]]:
-    sizes = options.sizes(length)
-    subjects = {name: forward_and_backward(name, sizes) for name in options.attentions}
+def measure(options: AttentionBench, console: Console | None = None) -> list[dict[str, Any]]:
+    """Return a row for each length and attention."""
+    console = console or Console(quiet=True)
+    return [row for length in options.lengths for row in _measure_at(options, length, console)]
+
+
+def _measure_at(options: AttentionBench, length: int, console: Console) -> list[dict[str, Any]]:
+    subjects = {name: forward_and_backward(name, options, length) for name in options.attentions}
     with console.status(f"L={length:,}: time"):
         times = both_times(subjects, repeats=options.repeats)
     served = {name: backends_of(step) for name, step in subjects.items()}
@@ -290,36 +249,36 @@ def _measure(options: AttentionBench, length: int, console: Console) -> list[dic
         memory = None
         if options.memory:
             with console.status(f"L={length:,}: memory of {name}"):
-                memory = int(in_own_process(["attention-memory", "--name", name, *as_flags(vars(sizes), "sizes.")]))
+                memory = in_own_process(measure_memory, name, options, length)
         clocks = {"seconds": spread(seconds), "processor": spread(processor)}
-        least = result_and_gradients(name, sizes)
+        least = result_and_gradients(name, options, length)
         row = {"name": name, "length": length, **clocks, "memory": memory, "result_and_gradients": least}
         results.append(row | {"backends": served[name]})
     return results
 
 
-def result_and_gradients(name: str, sizes: AttentionSizes) -> int:
-    """Bytes of what `forward_and_backward` has to hand out, but for the gradients of parameters: the result, and the
-    gradients of the values and of those of queries and keys that the attention looks at."""
+def result_and_gradients(name: str, shape: Shape, length: int) -> int:
+    """Return the bytes of what `forward_and_backward` has to hand out, but for the gradients of parameters: the result,
+    and the gradients of the values and of those of queries and keys that the attention looks at."""
     can = attention_capabilities(name)
     tensors = 2 + can.uses_queries + can.uses_keys
-    return tensors * sizes.batch * sizes.heads * sizes.length * sizes.head_dim * torch.float32.itemsize
+    return tensors * shape.batch * shape.heads * length * shape.head_dim * torch.float32.itemsize
 
 
 def draw(report: dict[str, Any], *targets: Path) -> None:
-    """Time and memory against the length, both on logarithmic axes."""
-    results = report["results"]
-    quantities = [("seconds", 1e3, "ms"), ("memory", 1 / MEBIBYTE, "MiB above the operands")]
-    quantities = [entry for entry in quantities if any(row[entry[0]] for row in results)]
-    figure, all_axes = plt.subplots(1, len(quantities), figsize=(5.2 * len(quantities) + 1.8, 5), layout="constrained")
-    for axes, (quantity, scale, unit) in zip([all_axes] if len(quantities) == 1 else all_axes, quantities, strict=True):
-        lines = {}
-        for name in names_of(results):
-            points = zip(lengths_of(results), values_of(results, name, quantity), strict=True)
-            lines[name] = [(length, value * scale) for length, value in points if value]
-        plot_against_length(axes, {name: points for name, points in lines.items() if points})
-        axes.set_ylabel(("time, " if quantity == "seconds" else "memory, ") + unit)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    """Draw time and memory against the length, both on logarithmic axes."""
+    lines = {
+        "time, ms": lines_of(report["results"], "name", milliseconds),
+        "memory, MiB above the operands": lines_of(report["results"], "name", mebibytes),
+    }
+    shown = {label: found for label, found in lines.items() if found}
+    figure, panels = plt.subplots(
+        1, len(shown), figsize=(5.2 * len(shown) + 1.8, 5), layout="constrained", squeeze=False
+    )
+    for axes, (label, found) in zip(panels.flat, shown.items(), strict=True):
+        plot_against_length(axes, found)
+        axes.set_ylabel(label)
+    handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
     sizes = report["sizes"]
     figure.suptitle(

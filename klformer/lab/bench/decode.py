@@ -24,7 +24,7 @@ SOFTMAX = "softmax, preallocated cache"
 CAPTION = "median (lowest to highest) of rounds; a kernel's step costs the same at every position"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeBench:
     """Tokens per second of decoding: prepared (in place), step by step (a new state each), and a softmax cache.
 
@@ -83,7 +83,8 @@ def run(options: DecodeBench) -> None:
 
 
 def _subjects(options: DecodeBench, batch: int) -> dict[str, Callable[[], object]]:
-    """Rounds of steps by name. Every step has tokens of its own: a state is not rescaled for one that it has seen."""
+    """Return rounds of steps by name. Every step has tokens of its own: a state is not rescaled for one that it has
+    seen."""
     shape = (options.steps, 3, batch, options.heads, 1, options.head_dim)
     tokens = [tuple(token) for token in torch.randn(shape)]
     subjects: dict[str, Callable[[], object]] = {}
@@ -106,7 +107,7 @@ def _subjects(options: DecodeBench, batch: int) -> dict[str, Callable[[], object
 def _cached_softmax(
     options: DecodeBench, batch: int, position: int, tokens: Sequence[tuple[torch.Tensor, ...]]
 ) -> Callable[[], None]:
-    """Steps at a position, with a cache whose memory is there from the start."""
+    """Return steps at a position, with a cache whose memory is there from the start."""
     room = (batch, options.heads, position + options.steps, options.head_dim)
     keys, values = torch.zeros(room), torch.zeros(room)
 

@@ -1,16 +1,15 @@
 """How time and memory are measured (interleaved repeats, medians, the peak of a process of its own) and written."""
 
-import json
 import math
 import os
+import pickle
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,22 +28,40 @@ def make_report(environment: Mapping[str, Any], content: Mapping[str, Any]) -> d
 def write_report(
     path: Path | None, environment: Mapping[str, Any], content: Mapping[str, Any], console: Console
 ) -> None:
-    """Write the report where it was asked for, and say so.
-
-    Args:
-        path: The file; None writes nothing.
-        environment: What `describe_machine` said.
-        content: With rows as "results", and what else belongs to them.
-
-    Raises:
-        FileError: it can't be written.
-    """
+    """Write the report where it was asked for, and say so."""
     if path is not None:
         write_json(path, make_report(environment, content))
         console.print(f"figures written to {path}")
 
 
 Subject = TypeVar("Subject")
+Options = TypeVar("Options", bound=Any)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The shape of a problem but for its length; every attention has the same."""
+
+    batch: int = 1
+    """Sequences B."""
+    heads: int = 8
+    """Heads H."""
+    head_dim: int = 64
+    """Size D = E of queries, keys and values."""
+    num_frequencies: int = 128
+    """Frequencies R of the kernels."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the sizes alone, without what a benchmark that is a shape has besides."""
+        return {name: value for name, value in asdict(self).items() if name in _SIZES}
+
+    def describe(self) -> str:
+        return f"B={self.batch} H={self.heads} D=E={self.head_dim} R={self.num_frequencies}"
+
+
+#: What reports call the sizes of a problem.
+_SIZES = ("batch", "heads", "head_dim", "num_frequencies", "num_layers")
 
 
 def backends_of(run: Callable[[], object]) -> list[str]:
@@ -71,8 +88,8 @@ def round_times(
     slow_seconds: float = math.inf,
     slow_repeats: int = 1,
 ) -> dict[Subject, list[float]]:
-    """Seconds of each subject in each round. Every round runs all subjects once, so that a slow minute of the machine
-    hits all alike.
+    """Return the seconds of each subject in each round. Every round runs all subjects once, so that a slow minute of
+    the machine hits all alike.
 
     A first round warms up and is not counted. Subjects that took more than `slow_seconds` in it take part in the next
     `slow_repeats` rounds only.
@@ -100,7 +117,8 @@ def both_times(
     slow_seconds: float = math.inf,
     slow_repeats: int = 1,
 ) -> dict[Subject, tuple[list[float], list[float]]]:
-    """As `round_times`: seconds of the wall, and of the processor (all threads), which other work disturbs less."""
+    """Return, as `round_times`, seconds of the wall, and of the processor (all threads), which other work disturbs
+    less."""
     processor: dict[Subject, list[float]] = {subject: [] for subject in subjects}
 
     def counted(subject: Subject, run: Callable[[], object]) -> Callable[[], None]:
@@ -117,7 +135,7 @@ def both_times(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+    """Return median, lowest and highest."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
@@ -131,77 +149,62 @@ GIVE_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 * 1024)}
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**26)}
 
 
-def measured_with_kept_memory(benchmark: str, options: Any) -> dict[str, Any]:
-    """What a benchmark writes that is run again in a process that keeps the memory it frees, time alone.
+def with_kept_memory(run: Callable[[Options], Result], options: Options) -> Result:
+    """Return what a benchmark finds in a process that keeps the memory it frees, time alone.
 
     Args:
-        benchmark: Its name.
-        options: A dataclass with the fields `memory` and `kept`, and `json` (a file) or `out` (a folder).
+        run: The benchmark, as a function that is imported by its name.
+        options: A dataclass with the fields `memory` and `kept`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{benchmark}.json"
-        target = {"json": path} if "json" in {field.name for field in fields(options)} else {"out": path.parent}
-        again = replace(options, memory=False, kept=False, **target)
-        in_own_process([benchmark, *typed_flags(again)], environment=KEEP_FREED_MEMORY)
-        report: dict[str, Any] = json.loads(path.read_text())
-    return report
+    again = replace(options, memory=False, kept=False)
+    return in_own_process(run, again, environment=KEEP_FREED_MEMORY)
 
 
-def typed_flags(options: Any) -> list[str]:
-    """The options of a benchmark as they are typed."""
-    flags: list[str] = []
-    for field in fields(options):
-        flag, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
-        if isinstance(value, bool):
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        elif isinstance(value, tuple):
-            flags += [flag, *map(str, value)]
-        elif value is not None:
-            flags += [flag, str(value)]
-    return flags
+def in_own_process(
+    run: Callable[..., Result], *arguments: object, environment: Mapping[str, str] = GIVE_MEMORY_BACK
+) -> Result:
+    """Return what a function gives in a new process, with some more in its environment.
 
-
-def in_own_process(arguments: Sequence[str], *, environment: Mapping[str, str] = GIVE_MEMORY_BACK) -> str:
-    """What `python -m klformer.lab.bench ARGUMENTS` prints, run in a new process, with some more in its environment.
+    Args:
+        run: It is imported by its name there.
+        arguments: What it is called with.
 
     Raises:
         RuntimeError: if it fails, with the reason in the first line, and more of its error output below.
     """
-    command = [sys.executable, "-m", "klformer.lab.bench", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
-    if result.returncode:
-        reason = _reason(result.returncode, result.stderr)
-        raise RuntimeError(f"{reason}\nklformer.lab.bench {' '.join(arguments)}:\n{result.stderr[-2000:]}")
-    return result.stdout
+    command = [sys.executable, "-m", "klformer.lab.bench"]
+    call = pickle.dumps((run, arguments))
+    done = subprocess.run(command, input=call, capture_output=True, check=False, env=os.environ | environment)
+    if done.returncode:
+        errors = done.stderr.decode(errors="replace")
+        raise RuntimeError(f"{_reason(done.returncode, errors)}\n{run.__name__}{arguments}:\n{errors[-2000:]}")
+    found: Result = pickle.loads(done.stdout)
+    return found
 
 
 def _reason(code: int, errors: str) -> str:
-    """Why a process ended: the signal that killed it, or the last line of its error output."""
+    """Return why a process ended: the signal that killed it, or the last line of its error output."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed by {name}" + (", most likely for want of memory" if name == "SIGKILL" else "")
     return f"exit code {code}: {(errors.strip().splitlines() or ['no message'])[-1]}"
 
 
-def as_flags(options: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Options as they are typed: --prefix.name value ..."""
-    return [part for key, value in options.items() for part in (f"--{prefix}{key.replace('_', '-')}", str(value))]
-
-
 def log_log_slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
+    """Return the least-squares slope of log(value) against log(size): 1 is linear growth, 2 quadratic."""
     fit = statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in values])
     return fit.slope
 
 
 def growth_power(lengths: Sequence[float], values: Sequence[float]) -> float | None:
-    """The power of the length as which values grow; None unless two of them are above 0."""
+    """Return the power of the length as which values grow; None unless two of them are above 0."""
     points = [(length, value) for length, value in zip(lengths, values, strict=True) if value > 0]
     return log_log_slope(*zip(*points, strict=True)) if len(points) > 1 else None
 
 
 def crossover(lengths: Sequence[float], times: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Length from which on `times` stay below `reference`, on straight lines between measurements in logarithms.
+    """Return the length from which on `times` stay below `reference`, on straight lines between measurements in
+    logarithms.
 
     The shortest length if they are below from the start, None if not even at the longest.
     """

@@ -9,14 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from klformer.lab.bench.measure import (
-    as_flags,
     backends_of,
     both_times,
     describe_backends,
     in_own_process,
     log_log_slope,
-    measured_with_kept_memory,
     spread,
+    with_kept_memory,
     write_report,
 )
 from klformer.lab.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
@@ -83,7 +82,7 @@ def run(options: OpsBench) -> None:
     environment = describe_machine()
     console.print(f"klformer op benchmark, {environment['date']}, {environment['machine']}")
     results: list[dict[str, Any]] = []
-    again = measured_with_kept_memory("ops", options)["results"] if options.kept else []
+    again = with_kept_memory(measure, options) if options.kept else []
     kept = {tuple(row[key] for key in ("name", "length", "frequencies")): row for row in again}
     for frequencies in options.frequencies:
         for length in options.lengths:
@@ -103,21 +102,16 @@ def run(options: OpsBench) -> None:
     write_report(options.json, environment, found, console)
 
 
-@dataclass(frozen=True)
-class OpMemory:
-    """Print the extra peak memory of one subject in bytes; `ops` calls this in a new process for each."""
-
-    name: str
-    """Subject, as `ops` lists it."""
-    sizes: Sizes
+def measure(options: OpsBench) -> list[dict[str, Any]]:
+    """Return the rows of all sizes."""
+    sizes = [options.sizes(length, frequencies) for frequencies in options.frequencies for length in options.lengths]
+    return [row for each in sizes for row in _measure(options, each, Console(quiet=True))]
 
 
-def measure_memory(options: OpMemory) -> None:
-    """Print the extra peak memory in bytes; meant to be alone in its process."""
-    small = Sizes(**{**asdict(options.sizes), "length": 256})
-    forward_and_backward(options.name, Operands.random(small))()
-    operands = Operands.random(options.sizes)
-    print(extra_peak_memory(forward_and_backward(options.name, operands)))
+def measure_memory(name: str, sizes: Sizes) -> int:
+    """Return the extra peak memory in bytes; meant to be alone in its process."""
+    forward_and_backward(name, Operands.random(replace(sizes, length=256)))()
+    return extra_peak_memory(forward_and_backward(name, Operands.random(sizes)))
 
 
 def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str, Any]]:
@@ -137,7 +131,7 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
         memory = None
         if options.memory and name in ATTENTIONS:
             with console.status(f"L={sizes.length} R={sizes.frequencies}: memory of {name}"):
-                memory = int(in_own_process(["memory", "--name", name, *as_flags(asdict(sizes), "sizes.")]))
+                memory = in_own_process(measure_memory, name, sizes)
         clocks = {"seconds": statistics.median(wall), "processor": spread(processor)}
         least = sizes.result_and_gradients()
         row = {"name": name, **asdict(sizes), **clocks, "memory": memory, "result_and_gradients": least}
@@ -147,7 +141,8 @@ def _measure(options: OpsBench, sizes: Sizes, console: Console) -> list[dict[str
 
 
 def _ratios(rows: dict[str, dict[str, Any]], name: str) -> dict[str, float | None]:
-    """How the fused product `name` compares with the others at one size; None where there is nothing to compare."""
+    """Return how the fused product `name` compares with the others at one size; None where there is nothing to
+    compare."""
     kind, causal = name.split()[0], name.endswith("causal")
     row = rows[name]
     materialised = None if causal else rows.get(f"{kind} materialised")
@@ -162,7 +157,7 @@ def _ratios(rows: dict[str, dict[str, Any]], name: str) -> dict[str, float | Non
 
 
 def _ratio(above: dict[str, Any] | None, below: dict[str, Any] | None) -> float | None:
-    """Of medians of processor time."""
+    """Return the ratio of medians of processor time."""
     if above is None or below is None or not below["processor"]["median"]:
         return None
     return float(above["processor"]["median"] / below["processor"]["median"])
@@ -202,7 +197,8 @@ def _line(row: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _growth(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Slopes of time and memory with the length, and ratios of memory between the most and the fewest frequencies."""
+    """Return slopes of time and memory with the length, and ratios of memory between the most and the fewest
+    frequencies."""
     found = []
     for name in PRODUCTS:
         mine = [r for r in results if r["name"] == name]

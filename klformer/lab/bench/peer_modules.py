@@ -20,26 +20,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from klformer.attention import attention_options, build_attention
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
+from klformer.lab.bench.measure import Shape
 from klformer.models import AttentionSpec, EncoderConfig, TransformerEncoder
 
 Level = Literal["attention", "encoder"]
 Maker = Literal["klformer", "torch", "performer-pytorch", "materialised"]
 
 
-@dataclass(frozen=True)
-class PeerSizes:
-    """Shape of the problem; everyone has the same."""
+@dataclass(frozen=True, kw_only=True)
+class PeerShape(Shape):
+    """The shape of a problem; an encoder has a model of H D and 4 H D hidden units."""
 
-    length: int = 1024
-    """Tokens L of the sequence."""
-    batch: int = 1
-    """Sequences B."""
-    heads: int = 8
-    """Heads H."""
-    head_dim: int = 64
-    """Size D = E of queries, keys and values; an encoder has a model of H D and 4 H D hidden units."""
-    num_frequencies: int = 128
-    """Frequencies R of the kernels, the features of Performer."""
     num_layers: int = 2
     """Layers of the encoders."""
 
@@ -79,7 +70,8 @@ class Pair:
 
 
 def pairs(attentions: Mapping[Level, Sequence[str]]) -> list[Pair]:
-    """Who is compared with whom: every attention with torch, kernels with their features, Performer with its peer."""
+    """Return who is compared with whom: every attention with torch, kernels with their features, Performer with its
+    peer."""
     found = []
     for level, names in attentions.items():
         for name in names:
@@ -126,11 +118,7 @@ class TorchAttention(nn.Module):
 
 
 def performer_pytorch() -> Any:
-    """The module performer_pytorch.performer_pytorch.
-
-    Raises:
-        PeerMissingError: it is not installed, or can't be imported.
-    """
+    """Return the module performer_pytorch.performer_pytorch."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about distutils and torch.cuda.amp
@@ -143,7 +131,7 @@ def performer_pytorch() -> Any:
 
 @contextmanager
 def without_epsilon() -> Iterator[None]:
-    """performer-pytorch's features without the constant 1e-4 that it adds to them."""
+    """Compute performer-pytorch's features without the constant 1e-4 that it adds to them."""
     module = performer_pytorch()
     kernel = module.softmax_kernel
     module.softmax_kernel = partial(kernel, eps=0.0)
@@ -153,8 +141,8 @@ def without_epsilon() -> Iterator[None]:
         module.softmax_kernel = kernel
 
 
-def build(contender: Contender, sizes: PeerSizes) -> nn.Module:
-    """The module of a contender, with the same weights and frequencies as klformer's.
+def build(contender: Contender, shape: PeerShape, length: int) -> nn.Module:
+    """Return the module of a contender, with the same weights and frequencies as klformer's.
 
     Returns:
         A function of q, k and v (B, H, L, D) for an attention, of x (B, L, H D) for an encoder.
@@ -165,7 +153,9 @@ def build(contender: Contender, sizes: PeerSizes) -> nn.Module:
     """
     torch.manual_seed(0)
     ours = (
-        _our_attention(contender.attention, sizes) if contender.level == "attention" else _our_encoder(contender, sizes)
+        _our_attention(contender.attention, shape, length)
+        if contender.level == "attention"
+        else _our_encoder(contender, shape, length)
     )
     match contender.level, contender.maker:
         case _, "klformer":
@@ -177,20 +167,20 @@ def build(contender: Contender, sizes: PeerSizes) -> nn.Module:
                 raise ArgumentError(f"attention must be a kernel to have features, got {contender.attention!r}")
             return MaterialisedAttention(ours)
         case "attention", "performer-pytorch":
-            peer = performer_pytorch().FastAttention(sizes.head_dim, nb_features=sizes.num_frequencies)
+            peer = performer_pytorch().FastAttention(shape.head_dim, nb_features=shape.num_frequencies)
             peer.projection_matrix.copy_(_frequencies(ours))
             return peer
         case "encoder", "torch":
-            return _torch_encoder(ours, sizes)
+            return _torch_encoder(ours, shape)
         case "encoder", "performer-pytorch":
-            return _performer_encoder(ours, sizes)
+            return _performer_encoder(ours, shape)
     raise ArgumentError(f"there is no {contender.level} by {contender.maker!r}")
 
 
-def forward_and_backward(contender: Contender, sizes: PeerSizes) -> Callable[[], None]:
-    """One training step's worth: the result and the gradients of inputs and parameters."""
-    module = build(contender, sizes)
-    inputs = _inputs(contender.level, sizes)
+def forward_and_backward(contender: Contender, shape: PeerShape, length: int) -> Callable[[], None]:
+    """Return one training step's worth: the result and the gradients of inputs and parameters."""
+    module = build(contender, shape, length)
+    inputs = _inputs(contender.level, shape, length)
     d_out = torch.randn_like(inputs[0])
     wanted = [*(x.requires_grad_() for x in inputs), *(p for p in module.parameters() if p.requires_grad)]
 
@@ -201,8 +191,8 @@ def forward_and_backward(contender: Contender, sizes: PeerSizes) -> Callable[[],
 
 
 @torch.no_grad()
-def check_same(pair: Pair, sizes: PeerSizes) -> dict[str, float]:
-    """Relative RMS differences of a peer's results from klformer's.
+def check_same(pair: Pair, shape: PeerShape, length: int) -> dict[str, float]:
+    """Return relative RMS differences of a peer's results from klformer's.
 
     Returns:
         "error", and for performer-pytorch, whose error is that without its epsilon, "error_with_epsilon" as it comes.
@@ -210,8 +200,8 @@ def check_same(pair: Pair, sizes: PeerSizes) -> dict[str, float]:
     Raises:
         RuntimeError: the error is above `TOLERANCE`; what is measured would not be the same thing.
     """
-    ours, peer = build(pair.ours, sizes), build(pair.peer, sizes)
-    inputs = _inputs(pair.ours.level, sizes)
+    ours, peer = build(pair.ours, shape, length), build(pair.peer, shape, length)
+    inputs = _inputs(pair.ours.level, shape, length)
     expected = ours(*inputs)
     errors = {}
     if pair.peer.maker == "performer-pytorch":
@@ -227,47 +217,47 @@ def check_same(pair: Pair, sizes: PeerSizes) -> dict[str, float]:
     return errors
 
 
-def _our_attention(name: str, sizes: PeerSizes) -> nn.Module:
+def _our_attention(name: str, shape: PeerShape, length: int) -> nn.Module:
     return build_attention(
-        name, num_heads=sizes.heads, head_dim=sizes.head_dim, max_len=sizes.length, **_options(name, sizes)
+        name, num_heads=shape.heads, head_dim=shape.head_dim, max_len=length, **_options(name, shape)
     )
 
 
-def _our_encoder(contender: Contender, sizes: PeerSizes) -> TransformerEncoder:
-    model_dim = sizes.heads * sizes.head_dim
+def _our_encoder(contender: Contender, shape: PeerShape, length: int) -> TransformerEncoder:
+    model_dim = shape.heads * shape.head_dim
     config = EncoderConfig(
         model_dim=model_dim,
-        num_layers=sizes.num_layers,
-        num_heads=sizes.heads,
+        num_layers=shape.num_layers,
+        num_heads=shape.heads,
         ffn_dim=4 * model_dim,
-        attention=AttentionSpec(name=contender.attention, options=_options(contender.attention, sizes)),
-        max_len=sizes.length,
+        attention=AttentionSpec(name=contender.attention, options=_options(contender.attention, shape)),
+        max_len=length,
         dropout=0.0,
     )
     return TransformerEncoder(config)
 
 
-def _options(name: str, sizes: PeerSizes) -> dict[str, Any]:
+def _options(name: str, shape: PeerShape) -> dict[str, Any]:
     # The smoothing is the authors': with it no query is raised, for which plainly written formulas have nothing.
-    wanted = {"num_frequencies": sizes.num_frequencies, "smoothing": 1.0}
+    wanted = {"num_frequencies": shape.num_frequencies, "smoothing": 1.0}
     return {key: value for key, value in wanted.items() if key in attention_options(name)}
 
 
 def _frequencies(attention: nn.Module) -> Tensor:
-    """(R, D) of a kernel whose heads share them."""
+    """Return the frequencies (R, D) of a kernel whose heads share them."""
     if not isinstance(attention, KernelizedAttention) or attention.kernel.spectrum is None:
         raise ArgumentError(f"{type(attention).__name__} has no frequencies")
     return attention.kernel.spectrum.frequencies()[0]
 
 
 @torch.no_grad()
-def _torch_encoder(ours: Any, sizes: PeerSizes) -> nn.Module:
-    """torch's encoder with klformer's weights; the biases of its projections, which klformer has not, are 0."""
-    model_dim = sizes.heads * sizes.head_dim
+def _torch_encoder(ours: Any, shape: PeerShape) -> nn.Module:
+    """Return torch's encoder with klformer's weights; the biases of its projections, which klformer has not, are 0."""
+    model_dim = shape.heads * shape.head_dim
     layer = nn.TransformerEncoderLayer(
-        model_dim, sizes.heads, 4 * model_dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        model_dim, shape.heads, 4 * model_dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
-    peer: Any = nn.TransformerEncoder(layer, sizes.num_layers, nn.LayerNorm(model_dim), enable_nested_tensor=False)
+    peer: Any = nn.TransformerEncoder(layer, shape.num_layers, nn.LayerNorm(model_dim), enable_nested_tensor=False)
     for theirs, mine in zip(peer.layers, ours.layers, strict=True):
         attention = mine.self_attention
         weights = [attention.query.weight, attention.key.weight, attention.value.weight]
@@ -284,15 +274,16 @@ def _torch_encoder(ours: Any, sizes: PeerSizes) -> nn.Module:
 
 
 @torch.no_grad()
-def _performer_encoder(ours: Any, sizes: PeerSizes) -> nn.Module:
-    """performer-pytorch's Performer with klformer's weights, and the final normalisation that it leaves to its user."""
-    model_dim = sizes.heads * sizes.head_dim
+def _performer_encoder(ours: Any, shape: PeerShape) -> nn.Module:
+    """Return performer-pytorch's Performer with klformer's weights, and the final normalisation that it leaves to its
+    user."""
+    model_dim = shape.heads * shape.head_dim
     peer = performer_pytorch().Performer(
         dim=model_dim,
-        depth=sizes.num_layers,
-        heads=sizes.heads,
-        dim_head=sizes.head_dim,
-        nb_features=sizes.num_frequencies,
+        depth=shape.num_layers,
+        heads=shape.heads,
+        dim_head=shape.head_dim,
+        nb_features=shape.num_frequencies,
         qkv_bias=False,
         attn_out_bias=False,
     )
@@ -319,13 +310,13 @@ def _copy(source: nn.Module, target: nn.Module) -> None:
     target.load_state_dict(source.state_dict())
 
 
-def _inputs(level: Level, sizes: PeerSizes) -> list[Tensor]:
-    """Normal inputs, the same for everyone."""
+def _inputs(level: Level, shape: PeerShape, length: int) -> list[Tensor]:
+    """Return normal inputs, the same for everyone."""
     generator = torch.Generator().manual_seed(1)
     if level == "encoder":
-        return [torch.randn(sizes.batch, sizes.length, sizes.heads * sizes.head_dim, generator=generator)]
-    shape = (sizes.batch, sizes.heads, sizes.length, sizes.head_dim)
-    return [torch.randn(shape, generator=generator) for _ in range(3)]
+        return [torch.randn(shape.batch, length, shape.heads * shape.head_dim, generator=generator)]
+    sizes = (shape.batch, shape.heads, length, shape.head_dim)
+    return [torch.randn(sizes, generator=generator) for _ in range(3)]
 
 
 def _relative_rms(result: Tensor, expected: Tensor) -> float:

@@ -14,19 +14,17 @@ from rich.console import Console
 from klformer.attention import attention_names
 from klformer.checks import check_choice, check_count
 from klformer.lab.bench.measure import (
-    as_flags,
     both_times,
     in_own_process,
-    measured_with_kept_memory,
     spread,
+    with_kept_memory,
     write_report,
 )
 from klformer.lab.bench.peer_modules import (
     Contender,
     Level,
-    Pair,
     PeerMissingError,
-    PeerSizes,
+    PeerShape,
     check_same,
     forward_and_backward,
     pairs,
@@ -48,8 +46,8 @@ HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class PeersBench:
+@dataclass(frozen=True, kw_only=True)
+class PeersBench(PeerShape):
     """Forward and backward beside torch and performer-pytorch: time, memory, and whether results are the same.
 
     Example: klformer bench peers --lengths 1024 4096 --out bench
@@ -66,16 +64,6 @@ class PeersBench:
     """Lengths of the sequences."""
     levels: tuple[Level, ...] = ("attention", "encoder")
     """One attention, an encoder of some layers, or both."""
-    batch: int = 1
-    """Sequences B."""
-    heads: int = 8
-    """Heads H."""
-    head_dim: int = 64
-    """Size D = E of queries, keys and values; an encoder has a model of H D and 4 H D hidden units."""
-    num_frequencies: int = 128
-    """Frequencies R of the kernels, the features of Performer."""
-    num_layers: int = 2
-    """Layers of the encoders."""
     repeats: int = 5
     """Rounds that are counted, after one to warm up."""
     slow_seconds: float = 5.0
@@ -91,20 +79,13 @@ class PeersBench:
     out: Path | None = None
     """Folder for peers.json."""
 
-    def sizes(self, length: int) -> PeerSizes:
-        return PeerSizes(length, self.batch, self.heads, self.head_dim, self.num_frequencies, self.num_layers)
-
     def names(self) -> dict[Level, tuple[str, ...]]:
-        """Attentions at each level."""
+        """Return attentions at each level."""
         return {level: self.attentions if level == "attention" else self.encoder_attentions for level in self.levels}
 
 
-@dataclass(frozen=True)
-class PeerMemory:
-    """Print the extra peak memory of one contender in bytes; `peers` calls this in a new process for each."""
-
-    contender: Contender
-    sizes: PeerSizes
+#: Rows of who was measured, rows of who was compared with whom, and a note on who was left out.
+Found = tuple[list[dict[str, Any]], list[dict[str, Any]], str | None]
 
 
 def run(options: PeersBench) -> None:
@@ -117,6 +98,25 @@ def run(options: PeersBench) -> None:
     console = make_console(130)
     environment = describe_machine()
     console.print(f"klformer and its peers, {environment['date']}, {environment['machine']}")
+    subjects, comparisons, left_out = measure(options, console)
+    if options.kept:
+        subjects_again, comparisons_again, _ = with_kept_memory(measure, options)
+        for row, other in zip(subjects, subjects_again, strict=True):
+            row["seconds_kept"] = other["seconds"]
+        for row, other in zip(comparisons, comparisons_again, strict=True):
+            row["time_ratio_kept"] = other["time_ratio"]
+    for length in options.lengths:
+        for tabulate, rows in ((subject_table, subjects), (peer_table, comparisons)):
+            table = tabulate([row for row in rows if row["length"] == length])
+            replace(table, title=f"{table.title}, L={length:,} {options.describe()}").print(console)
+    sizes = options.as_dict() | {"length": list(options.lengths)}
+    found = {"sizes": sizes, "subjects": subjects, "comparisons": comparisons, "left_out": left_out}
+    write_report(options.out and options.out / "peers.json", environment, found, console)
+
+
+def measure(options: PeersBench, console: Console | None = None) -> Found:
+    """Compare results, then measure time and memory at every length."""
+    console = console or Console(quiet=True)
     compared = pairs(options.names())
     left_out = None
     without_performer = [pair for pair in compared if pair.peer.maker != "performer-pytorch"]
@@ -126,106 +126,45 @@ def run(options: PeersBench) -> None:
         except PeerMissingError as missing:
             compared, left_out = without_performer, str(missing)
             console.print(f"{left_out}.", markup=False, soft_wrap=True)
+    contenders = dict.fromkeys(contender for pair in compared for contender in (pair.ours, pair.peer))
+    processes = range(options.memory_repeats if options.memory else 0)
     subjects: list[dict[str, Any]] = []
     comparisons: list[dict[str, Any]] = []
-    again = measured_with_kept_memory("peers", options) if options.kept else None
     for length in options.lengths:
-        sizes = options.sizes(length)
-        errors = {pair: check_same(pair, sizes) for pair in compared if pair.same}
-        times = _measure_time(compared, sizes, options, console)
-        rounds = {contender: wall for contender, (wall, _) in times.items()}
-        processes = range(options.memory_repeats if options.memory else 0)
-        memory = {c: [_measure_memory(c, sizes, console) for _ in processes] for c in rounds}
-        subjects += [_subject(c, sizes, *times[c], memory[c]) for c in times]
-        comparisons += [_comparison(pair, sizes, errors.get(pair), rounds, memory) for pair in compared]
-        if again is not None:
-            _attach(subjects, again["subjects"], "seconds")
-            _attach(comparisons, again["comparisons"], "time_ratio")
-        shape = f"L={length:,} B={sizes.batch} H={sizes.heads} D=E={sizes.head_dim} R={sizes.num_frequencies}"
-        for tabulate, rows in ((subject_table, subjects), (peer_table, comparisons)):
-            table = tabulate([row for row in rows if row["length"] == length])
-            replace(table, title=f"{table.title}, {shape}").print(console)
-    found = {
-        "sizes": asdict(options.sizes(0)) | {"length": list(options.lengths)},
-        "subjects": subjects,
-        "comparisons": comparisons,
-        "left_out": left_out,
-    }
-    write_report(options.out and options.out / "peers.json", environment, found, console)
+        errors = {pair: check_same(pair, options, length) for pair in compared if pair.same}
+        with console.status(f"L={length:,}: time"):
+            times = both_times(
+                {contender: forward_and_backward(contender, options, length) for contender in contenders},
+                repeats=options.repeats,
+                slow_seconds=options.slow_seconds,
+                slow_repeats=options.slow_repeats,
+            )
+        memory = {}
+        for contender in contenders:
+            with console.status(f"L={length:,}: memory of {contender.label()}"):
+                memory[contender] = [in_own_process(measure_memory, contender, options, length) for _ in processes]
+        for contender, (seconds, processor) in times.items():
+            row = {"name": contender.label(), **asdict(contender), "length": length, "rounds": len(seconds)}
+            row |= {"seconds": spread(seconds), "processor": spread(processor)}
+            subjects.append(row | {"memory": spread(memory[contender]) if memory[contender] else None})
+        for pair in compared:
+            # Of two that have not as many rounds, the first ones were run side by side.
+            both = zip(times[pair.peer][0], times[pair.ours][0], strict=False)
+            ratios = [theirs / ours for theirs, ours in both]
+            row = {"peer": pair.peer.label(), "klformer": pair.ours.label(), "length": length}
+            row |= {"errors": errors.get(pair), "rounds": len(ratios), "time_ratio": spread(ratios)}
+            comparisons.append(row | {"memory_ratio": _memory_ratio(memory[pair.peer], memory[pair.ours])})
+    return subjects, comparisons, left_out
 
 
-def _attach(rows: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]], field: str) -> None:
-    """Put what was measured with freed memory kept beside what was not; both have the same rows in the same order."""
-    for row, other in zip(rows, again, strict=False):
-        row[f"{field}_kept"] = other[field]
-
-
-def measure_memory(options: PeerMemory) -> None:
-    """Print the extra peak memory in bytes; meant to be alone in its process."""
-    small = PeerSizes(**{**asdict(options.sizes), "length": min(256, options.sizes.length)})
-    forward_and_backward(options.contender, small)()
-    print(extra_peak_memory(forward_and_backward(options.contender, options.sizes)))
-
-
-def _measure_time(
-    compared: Sequence[Pair], sizes: PeerSizes, options: PeersBench, console: Console
-) -> dict[Contender, tuple[list[float], list[float]]]:
-    """Seconds of the wall and of the processor, of all rounds."""
-    contenders = dict.fromkeys(contender for pair in compared for contender in (pair.ours, pair.peer))
-    with console.status(f"L={sizes.length:,}: time"):
-        return both_times(
-            {c: forward_and_backward(c, sizes) for c in contenders},
-            repeats=options.repeats,
-            slow_seconds=options.slow_seconds,
-            slow_repeats=options.slow_repeats,
-        )
-
-
-def _measure_memory(contender: Contender, sizes: PeerSizes, console: Console) -> int:
-    flags = as_flags(asdict(contender), "contender.") + as_flags(asdict(sizes), "sizes.")
-    with console.status(f"L={sizes.length:,}: memory of {contender.label()}"):
-        return int(in_own_process(["peers-memory", *flags]))
-
-
-def _subject(
-    contender: Contender,
-    sizes: PeerSizes,
-    seconds: Sequence[float],
-    processor: Sequence[float],
-    memory: Sequence[int],
-) -> dict[str, Any]:
-    who = {"name": contender.label(), **asdict(contender), "length": sizes.length}
-    return who | {
-        "rounds": len(seconds),
-        "seconds": spread(seconds),
-        "processor": spread(processor),
-        "memory": spread(memory) if memory else None,
-    }
-
-
-def _comparison(
-    pair: Pair,
-    sizes: PeerSizes,
-    errors: dict[str, float] | None,
-    rounds: Mapping[Contender, Sequence[float]],
-    memory: Mapping[Contender, Sequence[int]],
-) -> dict[str, Any]:
-    # Of two that have not as many rounds, the first ones were run side by side.
-    both = zip(rounds[pair.peer], rounds[pair.ours], strict=False)
-    ratios = [theirs / ours for theirs, ours in both]
-    return {
-        "peer": pair.peer.label(),
-        "klformer": pair.ours.label(),
-        "length": sizes.length,
-        "errors": errors,
-        "rounds": len(ratios),
-        "time_ratio": spread(ratios),
-        "memory_ratio": _memory_ratio(memory[pair.peer], memory[pair.ours]),
-    }
+def measure_memory(contender: Contender, shape: PeerShape, length: int) -> int:
+    """Return the extra peak memory in bytes; meant to be alone in its process."""
+    forward_and_backward(contender, shape, min(256, length))()
+    return extra_peak_memory(forward_and_backward(contender, shape, length))
 
 
 def _memory_ratio(theirs: Sequence[int], ours: Sequence[int]) -> dict[str, float] | None:
-    """The ratio of the medians, with the lowest and the highest of the pairs; None without memory to compare."""
+    """Return the ratio of the medians, with the lowest and the highest of the pairs; None without memory to compare."""
     if not (theirs and all(ours)):
         return None
     pairwise = spread([peer / mine for peer, mine in zip(theirs, ours, strict=True)])

@@ -18,7 +18,7 @@ from klformer.ops.spectral_product import record_backends
 
 
 def random_batch(task: Task, batch_size: int, length: int) -> Batch:
-    """Random inputs of one length, in the form of the task."""
+    """Return random inputs of one length, in the form of the task."""
     generator = np.random.default_rng(0)
     form = task.shape()
     size = (batch_size, length) if form.vocab_size is not None else (batch_size, length, form.input_dim or 1)
@@ -65,7 +65,7 @@ class StepProfile:
 
 
 def profile_step(config: ExperimentConfig, *, batch_size: int) -> StepProfile:
-    """Forward, backward and optimiser step on random full-length inputs; to be called once in a process of its own."""
+    """Profile forward, backward and optimiser step on random full-length inputs; to be called once in a process."""
     torch.manual_seed(config.seed)
     task = TASKS[config.task](config.data)
     model = build_model(config, task)
@@ -134,7 +134,7 @@ def profile_padding(config: ExperimentConfig, *, num_batches: int) -> PaddingPro
 
 
 def _backward(objective: Objective, model: nn.Module, batch: Batch) -> float:
-    """Forward and backward on a batch; its loss."""
+    """Go forward and backward on a batch; return its loss."""
     total, count = objective.loss(model, batch)
     loss = total / count
     torch.autograd.backward(loss)

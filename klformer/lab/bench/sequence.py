@@ -78,7 +78,7 @@ def run(options: SequenceBench) -> None:
 
 
 def _mesh() -> DeviceMesh | None:
-    """The processes of torchrun; None for one alone."""
+    """Return the processes of torchrun; None for one alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -166,7 +166,8 @@ def _largest(x: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 
 def _sent(interface: str | None) -> int | None:
-    """Bytes that went out through a network interface so far, as this process's network namespace counts them."""
+    """Return bytes that went out through a network interface so far, as this process's network namespace counts
+    them."""
     if interface is None:
         return None
     for line in Path("/proc/self/net/dev").read_text().splitlines():

@@ -24,7 +24,7 @@ class Sizes:
     frequencies: int
 
     def result_and_gradients(self) -> int:
-        """Bytes in float32 of the result and of the gradients of queries, keys and values."""
+        """Return bytes in float32 of the result and of the gradients of queries, keys and values."""
         return 4 * self.batch * self.heads * self.length * 2 * (self.head_dim + self.value_dim)
 
 
@@ -62,7 +62,7 @@ class Operands:
 
 
 def fused(feature_map: str, *, causal: bool, backend: str = "auto") -> Callable[[Operands], Tensor]:
-    """The product of this library."""
+    """Return the product of this library."""
 
     def attend(x: Operands) -> Tensor:
         smoothing = torch.ones(1) if feature_map == "rks" else None
@@ -75,7 +75,8 @@ def fused(feature_map: str, *, causal: bool, backend: str = "auto") -> Callable[
 
 
 def materialised_rks(x: Operands) -> Tensor:
-    """RKS features of the whole sequence under plain autograd; the normaliser by sums, smoothing by a constant."""
+    """Return RKS features of the whole sequence under plain autograd; the normaliser by sums, smoothing by a
+    constant."""
 
     def features(inputs: Tensor) -> Tensor:
         angles = inputs @ x.omega.transpose(-1, -2)
@@ -89,7 +90,7 @@ def materialised_rks(x: Operands) -> Tensor:
 
 
 def materialised_prf(x: Operands) -> Tensor:
-    """Positive features of the whole sequence under plain autograd, stabilised the same way."""
+    """Return positive features of the whole sequence under plain autograd, stabilised the same way."""
     scores_q = x.q @ x.omega.transpose(-1, -2)
     scores_k = x.k @ x.omega.transpose(-1, -2) - x.k.square().sum(-1, keepdim=True)
     with torch.no_grad():
@@ -101,7 +102,7 @@ def materialised_prf(x: Operands) -> Tensor:
 
 
 def softmax(*, causal: bool) -> Callable[[Operands], Tensor]:
-    """torch's own attention."""
+    """Return torch's own attention."""
 
     def attend(x: Operands) -> Tensor:
         return scaled_dot_product_attention(x.q, x.k, x.v, is_causal=causal)
@@ -123,7 +124,7 @@ ATTENTIONS: dict[str, Callable[[Operands], Tensor]] = {
 
 
 def forward_and_backward(name: str, operands: Operands) -> Callable[[], None]:
-    """One training step's worth of the attention: the result and the gradients of all operands."""
+    """Return one training step's worth of the attention: the result and the gradients of all operands."""
     attend = ATTENTIONS[name]
     wanted = [x for x in operands.inputs() if not name.startswith("softmax") or x is not operands.omega]
 
@@ -138,7 +139,7 @@ CHUNK_BYTES, MAX_CHUNK, MIN_CHUNK = 2 * 2**20, 1024, 32
 
 
 def matrix_products(sizes: Sizes, *, parts: int, lean: bool) -> Callable[[], None]:
-    """Forward and backward of one call, in pieces that fit caches.
+    """Return forward and backward of one call, in pieces that fit caches.
 
     Args:
         parts: Features of each projection: 2 for sine and cosine, otherwise 1.
@@ -175,7 +176,7 @@ class _Pieces:
         self._results: dict[str, Tensor] | None = {} if lean else None
 
     def forward_and_backward(self, size: int) -> None:
-        """All products of a chunk: keys and queries, forward and backward."""
+        """Compute all products of a chunk: keys and queries, forward and backward."""
         phi, values, x, d_scores = (t[:, :size] for t in (self.phi, self.values, self.x, self.d_scores))
         for backward in (False, True):
             for absorbs in (True, False):

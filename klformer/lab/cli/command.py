@@ -32,18 +32,14 @@ class Command(Generic[Options]):
 
 
 def plain_command(options: type[Options], run: Callable[[Options], None]) -> Command[Options]:
-    """A command whose arguments are the fields of a dataclass."""
+    """Make a command whose arguments are the fields of a dataclass."""
     return Command(lambda arguments, prog: read_options(options, arguments, prog), run)
 
 
 def read_options(
     options: type[Options], arguments: Sequence[str], prog: str, *, default: Options | None = None
 ) -> Options:
-    """Read arguments into a dataclass.
-
-    Args:
-        default: What is taken where nothing is given; that of the fields, if None.
-    """
+    """Read arguments into a dataclass."""
     given: dict[str, Any] = {} if default is None else {"default": default}
     if (topic := help_topic(arguments)) is not None:
         print(help_of(options, prog, topic, **given), end="")
@@ -61,13 +57,13 @@ def read_options(
 
 
 def _section_of(config: type[Config], options: Any) -> str | None:
-    """The section of options that is made of this kind of configuration."""
+    """Return the section of options that is made of this kind of configuration."""
     named = ((field.name, getattr(options, field.name)) for field in fields(options)) if options is not None else ()
     return next((name for name, value in named if isinstance(value, config)), None)
 
 
 def _flags(options: Any, section: str = "--") -> Iterator[str]:
-    """The flags that options are read from."""
+    """Yield the flags that options are read from."""
     is_config = isinstance(options, Config)
     for name in type(options).model_fields if is_config else [field.name for field in fields(options)]:
         value, flag = getattr(options, name), section + name.replace("_", "-")
@@ -78,12 +74,7 @@ def _flags(options: Any, section: str = "--") -> Iterator[str]:
 
 
 def group(description: str, modules: Registry[str]) -> Command[Any]:
-    """A command of commands.
-
-    Args:
-        description: First line of the help.
-        modules: Names of the commands, and modules with a function `run`, whose argument is a dataclass of options.
-    """
+    """Make a command of commands."""
 
     def parse(arguments: Sequence[str], prog: str) -> Callable[[], None]:
         if arguments and not arguments[0].startswith("-"):
@@ -101,7 +92,7 @@ def group(description: str, modules: Registry[str]) -> Command[Any]:
 
 
 def peek(arguments: Sequence[str], **defaults: str | None) -> argparse.Namespace:
-    """The values of some flags, on which the defaults of all others depend, before all are read."""
+    """Return the values of some flags, on which the defaults of all others depend, before all are read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", default=default)
@@ -109,7 +100,7 @@ def peek(arguments: Sequence[str], **defaults: str | None) -> argparse.Namespace
 
 
 def is_given(arguments: Sequence[str], flag: str) -> bool:
-    """Whether a flag that is on or off was set to on, before all are read."""
+    """Return whether a flag that is on or off was set to on, before all are read."""
     words = [f"--{flag}", f"--no-{flag}"]
     given = [argument for argument in arguments if argument in words]
     return bool(given) and given[-1] == words[0]
@@ -121,5 +112,5 @@ def _command_of(module: str) -> Command[Any]:
 
 
 def _options_of(run: Callable[[Any], None]) -> type:
-    """The type of the argument of `run`."""
+    """Return the type of the argument of `run`."""
     return get_type_hints(run)["options"]

@@ -7,7 +7,7 @@ from typing import Any
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.cli.command import Command
-from klformer.lab.cli.settings import Settings, parse_settings
+from klformer.lab.cli.settings import Settings, read_settings
 from klformer.lab.runs.compare import compare, compare_at_best_rates, comparison_name, comparison_table
 from klformer.lab.runs.rates import FIELD
 from klformer.lab.runs.sweep import Variant, variants
@@ -52,7 +52,7 @@ def run(options: Compare) -> None:
     if options.sweep and options.learning_rates:
         raise ArgumentError(f"--learning-rates chooses and --sweep does not; give one, or --sweep {FIELD}=A,B")
     attentions = [AttentionSpec.parse(text) for text in options.attentions]
-    configs = [options.experiment(attention, seed) for seed in options.seeds for attention in attentions]
+    configs = [options.resolve(attention, seed) for seed in options.seeds for attention in attentions]
     out = options.out.expanduser()
     how: dict[str, Any] = {
         "reporter": make_reporter(quiet=options.quiet),
@@ -73,4 +73,4 @@ def run(options: Compare) -> None:
     console.print(f"runs and {name} are in {out}", highlight=False)
 
 
-COMMAND = Command(partial(parse_settings, Compare), run)
+COMMAND = Command(partial(read_settings, Compare), run)

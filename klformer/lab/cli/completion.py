@@ -70,7 +70,7 @@ def run(options: Completion) -> None:
 
 
 def _words(name: str) -> list[str]:
-    """The options of a command, and the names of what is below it, as its help has them."""
+    """Return the options of a command, and the names of what is below it, as its help has them."""
     from klformer.lab.cli.main import COMMANDS
 
     module = import_module(COMMANDS[name].module)

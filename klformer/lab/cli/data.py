@@ -11,9 +11,8 @@ import tyro
 from klformer.errors import ArgumentError
 from klformer.lab.cli.command import Command, peek
 from klformer.lab.data.sequences import IGNORED
-from klformer.lab.runs.config import DEFAULT_ATTENTION, DEFAULT_PRESET, preset, preset_names
+from klformer.lab.runs.config import DEFAULT_PRESET, preset_names, preset_sections
 from klformer.lab.tasks import DataConfig, Task, build_task, task_names
-from klformer.models import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Data:
 
 
 def parse(arguments: Sequence[str], prog: str) -> list[Data]:
-    """The command once for every task that it is about, as each has options and defaults of its own."""
+    """Read the command once for every task that it is about, as each has options and defaults of its own."""
     peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
     if peeked.task is not None:
         return [tyro.cli(Data, args=arguments, default=_default(peeked.task, peeked.preset), prog=prog)]
@@ -59,12 +58,13 @@ def parse(arguments: Sequence[str], prog: str) -> list[Data]:
 
 
 def _default(task: str, preset_name: str) -> Data:
-    data = preset(preset_name, task, AttentionSpec(name=DEFAULT_ATTENTION)).data
+    data = preset_sections(preset_name, task, {})["data"]
+    assert isinstance(data, DataConfig)
     return Data(action=tyro.MISSING, task=task, preset=preset_name, data=data)
 
 
 def _without_values(arguments: Sequence[str]) -> Iterator[str]:
-    """The flags, and what is no flag's value."""
+    """Yield the flags, and what is no flag's value."""
     for before, part in pairwise(["", *arguments]):
         if part.startswith("--"):
             yield part.partition("=")[0]

@@ -54,7 +54,7 @@ def run(options: Evaluate) -> None:
 
 
 def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> None:
-    """The table of confusions with the F1 of every class, and the numbers that sum it up."""
+    """Print the table of confusions with the F1 of every class, and the numbers that sum it up."""
     confusion = details["confusion"]
     titles = names or [str(number) for number in range(len(confusion))]
     columns = (Column("class \\ taken for", numeric=False), *map(Column, titles), Column("F1"))

@@ -32,13 +32,7 @@ class Export:
 
 
 def run(options: Export) -> None:
-    """Load, export, and say what is there.
-
-    Raises:
-        ArgumentError: the file is there already.
-        ConversionError: the model is no encoder of texts.
-        MissingExtraError: transformers or the exporter is not installed.
-    """
+    """Load, export, and say what is there."""
     check_extra("hf", "export", ["transformers"])
     from klformer.conversion.hf.encoder import TextEncoder
     from klformer.conversion.hf.export import export_onnx

@@ -15,7 +15,7 @@ MANY = 40
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:
-    """What is asked of the help: a group, "all", "" if nothing is said; None if no help is asked for."""
+    """Return what is asked of the help: a group, "all", "" if nothing is said; None if no help is asked for."""
     places = [place for place, word in enumerate(arguments) if word in ("-h", "--help")]
     if not places:
         return None
@@ -24,7 +24,7 @@ def help_topic(arguments: Sequence[str]) -> str | None:
 
 
 def help_of(options: type[Any], prog: str, topic: str, **default: Any) -> str:
-    """The help of a command whose arguments are the fields of a dataclass; see `help_topic`."""
+    """Return the help of a command whose arguments are the fields of a dataclass; see `help_topic`."""
     with warnings.catch_warnings():
         # It is to be removed some day, and nothing takes its place yet: the one way to the texts of all options.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -69,7 +69,7 @@ def _wrapped(text: str, first: str, later: str) -> list[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """A description: paragraphs are wrapped, and lines that are indented are examples, broken where a shell allows."""
+    """Wrap a description: paragraphs to the width, indented lines as examples, broken where a shell allows."""
     lines: list[str] = []
     for line in text.strip().splitlines():
         if line.startswith("  ") or (lines and line.startswith((" klformer", "klformer ", "torchrun "))):

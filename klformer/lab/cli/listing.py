@@ -54,7 +54,7 @@ def _tasks() -> list[dict[str, str]]:
 
 
 def _describe(preset_name: str, task: str) -> str:
-    """A preset of a task, in short."""
+    """Describe a preset of a task."""
     config = preset(preset_name, task, AttentionSpec(name=DEFAULT_ATTENTION))
     model, training = config.model, config.training
     length = f"{training.max_epochs} epochs" if training.max_steps is None else f"{training.max_steps:,} steps"

@@ -90,7 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     try:
         try:
-            _call(arguments)
+            chosen = _read(arguments)
+            if chosen is not None:
+                command, options, backend = chosen
+                with _computing_with(backend):
+                    command.run(options)
         finally:
             sys.stdout.flush()  # a reader that has left is noticed here, not at the interpreter's end
         _leave_processes()
@@ -115,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail_unexpectedly(error, arguments)
 
 
-def _call(arguments: Sequence[str]) -> None:
+def _read(arguments: Sequence[str]) -> "tuple[Command[Any], Any, str | None] | None":
+    """Return the command with its options, and the backend; None where everything is said already."""
     plugins, backend, arguments = _split_first(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = []
@@ -125,7 +130,7 @@ def _call(arguments: Sequence[str]) -> None:
         raise SystemExit(0 if arguments else 2)
     if arguments == ["--version"]:
         print(f"klformer {klformer.__version__}")
-        return
+        return None
     name, *rest = arguments
     if name not in COMMANDS:
         raise ArgumentError(unknown("command", name, (*COMMANDS, "--version", "--help")))
@@ -135,9 +140,7 @@ def _call(arguments: Sequence[str]) -> None:
         from klformer.plugins import load_plugins
 
         load_plugins(plugins)
-        options = command.parse(rest, f"klformer {name}")
-    with _computing_with(backend):
-        command.run(options)
+        return command, command.parse(rest, f"klformer {name}"), backend
 
 
 def _split_first(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
@@ -179,7 +182,7 @@ def _computing_with(backend: str | None) -> Iterator[None]:
 
 @contextmanager
 def _ending_at_interrupt() -> Iterator[None]:
-    """Ctrl-C ends the process at once, with one line.
+    """End the process at Ctrl-C at once, with one line.
 
     For the time of imports: a KeyboardInterrupt inside of torch's or numpy's initialisation becomes another error, and
     there is nothing yet to be cleaned up.
@@ -204,7 +207,7 @@ def _ending_at_interrupt() -> Iterator[None]:
 
 
 def _leave_processes() -> None:
-    """What was never imported has started no processes."""
+    """Leave the processes of torchrun; what was never imported has started none."""
     if "klformer.lab.training.processes" in sys.modules:
         from klformer.lab.training.processes import leave_processes
 
@@ -229,7 +232,7 @@ def _fail_as_user_error(error: UserError) -> NoReturn:
 
 
 def _fail_unexpectedly(error: Exception, arguments: Sequence[str]) -> NoReturn:
-    """A configuration that is not valid is the user's mistake; everything else is ours."""
+    """Say whose mistake an error is: a configuration that is not valid is the user's; everything else is ours."""
     import shlex
     from traceback import print_exception
 

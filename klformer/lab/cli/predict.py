@@ -53,7 +53,8 @@ class Predict:
 
 
 def parse(arguments: Sequence[str], prog: str) -> Predict:
-    """The options; the defaults of `--data.*` are those of the run, which is the first argument that is no flag."""
+    """Read the options; the defaults of `--data.*` are those of the run, which is the first argument that is no
+    flag."""
     named = next((RunFolder(Path(word)) for word in arguments if not word.startswith("-")), None)
     if named is None or not named.is_run():
         # Without a run to take defaults from: what is wrong, or the help, comes from here.
@@ -87,7 +88,7 @@ def run(options: Predict) -> None:
 
 @contextmanager
 def _named_without(folder: Path) -> Iterator[None]:
-    """Errors name files in a temporary folder without it."""
+    """Name files in a temporary folder without it in errors."""
     try:
         yield
     except DataError as error:
@@ -95,7 +96,7 @@ def _named_without(folder: Path) -> Iterator[None]:
 
 
 def _received(folder: Path, data: DataConfig) -> Path:
-    """What comes over standard input as a file; tables are read more than once."""
+    """Write what comes over standard input to a file; tables are read more than once."""
     train = getattr(data, "train", None)
     path = folder / f"stdin{'.csv' if train is None else train.suffix}"
     with path.open("wb") as file:

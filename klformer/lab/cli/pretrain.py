@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from klformer.lab.cli.command import Command
-from klformer.lab.cli.settings import parse_settings
+from klformer.lab.cli.settings import read_settings
 from klformer.lab.cli.train import Train, resumed, train
 
 
@@ -20,18 +21,15 @@ class Pretrain(Train):
       klformer pretrain --task listops --attention generative-prf
     """
 
+    objective: ClassVar[Literal["task", "masked"]] = "masked"
+
     task: str = "corpus"
     """Task whose sequences are learned from; `corpus` for texts."""
 
 
 def parse(arguments: Sequence[str], prog: str) -> Pretrain:
     """Read the arguments, as those of `train`."""
-    return parse_settings(Pretrain, arguments, prog, start=resumed(arguments), default_task="corpus")
+    return read_settings(Pretrain, arguments, prog, resumed=resumed(arguments), default_task="corpus")
 
 
-def run(options: Pretrain) -> None:
-    """Pretrain, and say where the results are."""
-    train(options, objective="masked")
-
-
-COMMAND = Command(parse, run)
+COMMAND = Command(parse, train)

@@ -42,10 +42,9 @@ def run(options: Profile) -> None:
     """Measure and print, and write the figures where they were asked for."""
     if options.padding is not None and options.padding < 1:
         raise ArgumentError(f"padding must be at least 1 batch, got {options.padding}")
-    config = preset(options.preset, options.task, AttentionSpec.parse(options.attention))
+    data = {} if options.data_root is None else {"root": options.data_root}
+    config = preset(options.preset, options.task, AttentionSpec.parse(options.attention), {"data": data})
     print(f"{config.task} with {attention_label(config)}, preset {config.preset}")
-    if options.data_root is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"root": options.data_root})})
     found = (
         profile_step(config, batch_size=options.batch_size)
         if options.padding is None

@@ -8,21 +8,22 @@ type of a default that is more special than the annotation.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from klformer.lab.cli.command import peek, read_options
 from klformer.lab.runs.config import (
-    DEFAULT_ATTENTION,
     DEFAULT_PRESET,
     DEFAULT_TASK,
+    Changes,
     ExperimentConfig,
-    preset,
-    usual_options,
+    longest_in,
+    options_in,
+    preset_sections,
 )
-from klformer.lab.runs.encoder import usual_settings
+from klformer.lab.runs.encoder import PretrainedEncoder, settings_to_build_on
 from klformer.lab.runs.folder import RunFolder
-from klformer.lab.runs.init_from import SAME
-from klformer.lab.tasks import TASKS, DataConfig
+from klformer.lab.runs.init_from import settings_to_start_from
+from klformer.lab.tasks import DataConfig
 from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
 from klformer.models import AttentionSpec, ModelConfig
 
@@ -55,16 +56,27 @@ class Settings(Sections):
     quiet: bool = False
     """Say nothing but errors; `compare` still prints its table."""
 
-    def experiment(self, attention: AttentionSpec, seed: int) -> ExperimentConfig:
-        """The full configuration; options of the attention that were not given are the preset's."""
+    def resolve(
+        self,
+        attention: AttentionSpec,
+        seed: int,
+        *,
+        objective: Literal["task", "masked"] = "task",
+        init_from: Path | None = None,
+        encoder: PretrainedEncoder | None = None,
+    ) -> ExperimentConfig:
+        """Return the configuration of a run: the one place where words of a command line become one."""
         sections = {section.name: getattr(self, section.name) for section in fields(Sections)}
         sections["data"] = self.data.absolute()
-        options = usual_options(self.preset, self.task, attention.name) | attention.options
+        options = options_in(self.preset, self.task, attention)
         return ExperimentConfig(
             task=self.task,
             preset=self.preset,
             attention=AttentionSpec(name=attention.name, options=options),
             seed=seed,
+            objective=objective,
+            init_from=init_from,
+            encoder=encoder,
             **sections,
         )
 
@@ -72,54 +84,36 @@ class Settings(Sections):
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
-def parse_settings(
+def read_settings(
     command: type[Chosen],
     arguments: Sequence[str],
     prog: str,
     *,
-    start: ExperimentConfig | None = None,
+    resumed: ExperimentConfig | None = None,
     default_task: str = DEFAULT_TASK,
 ) -> Chosen:
     """Read the arguments of a command, with the settings of task and preset as defaults, or those of a run.
 
     Args:
-        start: The run, if it is one that goes on.
+        resumed: The run, if it is one that goes on.
         default_task: The task, if the arguments name none.
     """
     own: dict[str, Any] = {}
-    if start is None:
-        peeked = peek(arguments, task=default_task, preset=DEFAULT_PRESET, encoder=None, **{"init-from": None})
-        usual = preset(peeked.preset, peeked.task, AttentionSpec(name=DEFAULT_ATTENTION))
-        if peeked.init_from is not None:
-            usual = _started_from(usual, RunFolder(Path(peeked.init_from).expanduser()).config())
-            own = {"attention": usual.attention.label()}
-        if peeked.encoder is not None and Path(peeked.encoder).expanduser().exists():
-            usual = _built_on(usual, Path(peeked.encoder))
-            own = {"attention": usual.attention.label(), "encoder": Path(peeked.encoder)}
+    if resumed is not None:
+        task, preset = resumed.task, resumed.preset
+        sections = {section.name: getattr(resumed, section.name) for section in fields(Sections)}
+        own = {"attention": resumed.attention.label(), "seed": resumed.seed, "init_from": resumed.init_from}
+        own |= {} if resumed.encoder is None else {"encoder": resumed.encoder.folder}
     else:
-        usual = start
-        own = {"attention": start.attention.label(), "seed": start.seed, "init_from": start.init_from}
-        own |= {} if start.encoder is None else {"encoder": start.encoder.folder}
-    sections = {section.name: getattr(usual, section.name) for section in fields(Sections)}
-    default = command(task=usual.task, preset=usual.preset, **sections, **own)
-    return read_options(command, arguments, prog, default=default)
-
-
-def _started_from(usual: ExperimentConfig, source: ExperimentConfig) -> ExperimentConfig:
-    """The settings of a preset with the model and the attention of a run to start from, and no longer sequences."""
-    model = usual.model.model_copy(update={name: getattr(source.model, name) for name in SAME})
-    longest = [
-        data.max_len or TASKS[task].default_max_len
-        for task, data in ((usual.task, usual.data), (source.task, source.data))
-    ]
-    data = usual.data.model_copy(update={"max_len": min(longest)})
-    return usual.model_copy(update={"model": model, "attention": source.attention, "data": data})
-
-
-def _built_on(usual: ExperimentConfig, encoder: Path) -> ExperimentConfig:
-    """The settings of a preset with the attention and the pooling of an encoder, and no longer texts than it reads."""
-    attention, pooling, longest = usual_settings(encoder)
-    model = usual.model.model_copy(update={"pooling": pooling})
-    max_len = usual.data.max_len or TASKS[usual.task].default_max_len
-    data = usual.data.model_copy(update={"max_len": min(max_len, longest or max_len)})
-    return usual.model_copy(update={"model": model, "attention": attention.complete(), "data": data})
+        peeked = peek(arguments, task=default_task, preset=DEFAULT_PRESET, encoder=None, **{"init-from": None})
+        task, preset = peeked.task, peeked.preset
+        changes: Changes = {}
+        if peeked.init_from is not None:
+            source = RunFolder(Path(peeked.init_from).expanduser()).config()
+            changes = settings_to_start_from(source, preset, task)
+            own = {"attention": source.attention.label()}
+        if peeked.encoder is not None and Path(peeked.encoder).expanduser().exists():
+            attention, changes = settings_to_build_on(Path(peeked.encoder), longest_in(preset, task))
+            own = {"attention": attention.complete().label(), "encoder": Path(peeked.encoder)}
+        sections = preset_sections(preset, task, changes)
+    return read_options(command, arguments, prog, default=command(task=task, preset=preset, **sections, **own))

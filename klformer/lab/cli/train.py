@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Literal
 
 from klformer.errors import RunError
 from klformer.lab.cli.command import Command, is_given, peek
-from klformer.lab.cli.settings import DEFAULT_OUT, Settings, parse_settings
+from klformer.lab.cli.settings import DEFAULT_OUT, Settings, read_settings
 from klformer.lab.runs.config import DEFAULT_ATTENTION, ExperimentConfig
 from klformer.lab.runs.encoder import PretrainedEncoder, read_encoder
 from klformer.lab.runs.folder import RunFolder
@@ -33,6 +33,9 @@ class Train(Settings):
       torchrun --nproc-per-node 4 -m klformer train --task text --attention gmm-rks --parallel.sequence 4
     """
 
+    #: What is learned.
+    objective: ClassVar[Literal["task", "masked"]] = "task"
+
     attention: str = DEFAULT_ATTENTION
     """Attention, with options after a colon: gmm-rks:num_frequencies=128,init=identity."""
     seed: int = 0
@@ -50,11 +53,11 @@ class Train(Settings):
 
 def parse(arguments: Sequence[str], prog: str) -> Train:
     """Read the arguments; what a run that goes on was started with takes the place of the preset."""
-    return parse_settings(Train, arguments, prog, start=resumed(arguments))
+    return read_settings(Train, arguments, prog, resumed=resumed(arguments))
 
 
 def resumed(arguments: Sequence[str]) -> ExperimentConfig | None:
-    """The configuration of the run that is named and to go on, if one is."""
+    """Return the configuration of the run that is named and to go on, if one is."""
     peeked = peek(arguments, name=None, out=str(DEFAULT_OUT))
     if peeked.name is None or not is_given(arguments, "resume"):
         return None
@@ -65,27 +68,26 @@ def resumed(arguments: Sequence[str]) -> ExperimentConfig | None:
 
 
 def _others(folder: Path) -> str:
-    """The runs that there are, for an error."""
+    """Return the runs that there are, for an error."""
     names = sorted(path.name for path in folder.glob("*") if RunFolder(path).is_run())
     return f". Runs in {folder}: {', '.join(names)}" if names else ""
 
 
-def run(options: Train) -> None:
+def train(options: Train) -> None:
     """Train, and say where the results are."""
-    train(options)
-
-
-def train(options: Train, **changes: Any) -> None:
-    """Train with these options and some changes of the configuration."""
-    config = options.experiment(AttentionSpec.parse(options.attention), options.seed)
-    start = None if options.init_from is None else options.init_from.expanduser().absolute()
-    config = config.model_copy(update={"init_from": start, "encoder": _encoder(options), **changes})
+    config = options.resolve(
+        AttentionSpec.parse(options.attention),
+        options.seed,
+        objective=options.objective,
+        encoder=_encoder(options),
+        init_from=None if options.init_from is None else options.init_from.expanduser().absolute(),
+    )
     folder = options.out.expanduser() / (run_name(config) if options.name is None else check_name(options.name))
     train_run(config, folder, resume=options.resume, reporter=make_reporter(quiet=options.quiet))
 
 
 def _encoder(options: Train) -> PretrainedEncoder | None:
-    """The encoder to build on; of a run that goes on the one that it has."""
+    """Return the encoder to build on; of a run that goes on the one that it has."""
     if options.encoder is None:
         return None
     if options.resume and options.name is not None:
@@ -93,4 +95,4 @@ def _encoder(options: Train) -> PretrainedEncoder | None:
     return read_encoder(options.encoder, options.data.max_len or TASKS[options.task].default_max_len)
 
 
-COMMAND = Command(parse, run)
+COMMAND = Command(parse, train)

@@ -36,6 +36,8 @@ class Batch:
         >>> batch = collate(Examples(sequences, np.array([1, 0])), np.arange(2))
         >>> len(batch), batch.num_tokens, batch.num_padded
         (2, 5, 8)
+        >>> [tuple(each.shape) for each in batch.arguments()]
+        [(2, 4), (2, 4)]
         >>> half, start = batch.part(1, 2, of_positions=False)
         >>> half.to("cpu").inputs.tolist(), start
         ([[7, 8], [0, 0]], 2)
@@ -57,8 +59,14 @@ class Batch:
         """Tokens of both sides with the padding."""
         return self.key_mask.numel() + (0 if self.second_mask is None else self.second_mask.numel())
 
+    def arguments(self) -> tuple[Tensor | None, ...]:
+        """Return what a model is called with: inputs and mask; for pairs both inputs, then both masks."""
+        if self.second is None:
+            return self.inputs, self.key_mask
+        return self.inputs, self.second, self.key_mask, self.second_mask
+
     def part(self, index: int, count: int, *, of_positions: bool) -> "tuple[Batch, int]":
-        """One of `count` nearly equal parts along the length, and where it begins; both sides of pairs are cut.
+        """Return one of `count` nearly equal parts along the length, and where it begins; both sides of pairs are cut.
 
         Args:
             index: Which part, from 0.
@@ -83,7 +91,7 @@ class Batch:
         return part, sum(x.shape[1] for x in self.key_mask.tensor_split(count, 1)[:index])
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on another device.
+        """Return the batch on another device.
 
         Args:
             device: Where it goes, as torch names it.
@@ -100,7 +108,7 @@ class Batch:
 
 
 def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None) -> Batch:
-    """The chosen examples as a batch, padded to its longest sequence.
+    """Make a batch of the chosen examples, padded to its longest sequence.
 
     Args:
         examples: What is chosen from.
@@ -140,7 +148,7 @@ def collate(examples: Examples, indices: IntArray, *, pad_to: int | None = None)
 
 
 def _as_tensor(targets: AnyArray, length: int) -> Tensor:
-    """Classes as they are, numbers in the models' precision; those of positions as long as the inputs."""
+    """Return classes as they are, numbers in the models' precision; those of positions as long as the inputs."""
     if targets.ndim == 2:
         cut = targets[:, :length]
         targets = np.pad(cut, ((0, 0), (0, length - cut.shape[1])), constant_values=IGNORED)
@@ -206,11 +214,11 @@ class BucketSampler:
         self._window = window
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Return the number of batches in an epoch."""
         return -(-len(self._lengths) // self._batch_size)
 
     def batches(self, epoch: int) -> list[IntArray]:
-        """The positions of the examples of every batch of an epoch.
+        """Return the positions of the examples of every batch of an epoch.
 
         Args:
             epoch: Which one, from 0.
@@ -255,7 +263,7 @@ class PaddingReport:
 
 
 def padding_report(lengths: IntArray, batches: Iterable[IntArray]) -> PaddingReport:
-    """What padding costs for these batches, one side of pairs at a time.
+    """Count what padding costs for these batches, one side of pairs at a time.
 
     Args:
         lengths: (N,), of the examples.

@@ -84,7 +84,7 @@ class Sequences:
 
     @classmethod
     def from_matrix(cls, rows: AnyArray) -> "Sequences":
-        """Sequences of one length, without a copy.
+        """Store sequences of one length, without a copy.
 
         Args:
             rows: Token ids (N, length), or vectors (N, length, width).
@@ -114,7 +114,7 @@ class Sequences:
         return None if self.values.ndim == 1 else int(self.values.shape[1])
 
     def take(self, indices: IntArray) -> "Sequences":
-        """The chosen sequences, in the given order; a copy.
+        """Return the chosen sequences, in the given order; a copy.
 
         Args:
             indices: Numbers of the sequences, (count,), int64.
@@ -181,7 +181,7 @@ class Examples:
         return np.maximum(self.first.lengths, self.second.lengths)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the targets, the lengths and the tokens, by which other data is told from the same.
+        """Return the SHA-256 of the targets, the lengths and the tokens, by which other data is told from the same.
 
         Returns:
             64 hexadecimal digits. Of more than 16 million tokens, evenly spaced ones count.
@@ -197,7 +197,7 @@ class Examples:
         return digest.hexdigest()
 
     def take(self, indices: IntArray) -> "Examples":
-        """The chosen examples, in the given order; a copy.
+        """Return the chosen examples, in the given order; a copy.
 
         Args:
             indices: Numbers of the examples, (count,), int64.
@@ -218,7 +218,7 @@ class ByteRows:
 
     @staticmethod
     def of(rows: Iterable[bytes]) -> "ByteRows":
-        """Some rows at once."""
+        """Collect some rows at once."""
         collected = ByteRows()
         for row in rows:
             collected.add(row)
@@ -229,11 +229,12 @@ class ByteRows:
         self._offsets.append(len(self._buffer))
 
     def as_they_are(self) -> Sequences:
-        """Ids are the bytes."""
+        """Return sequences whose ids are the bytes."""
         return Sequences(np.frombuffer(self._buffer, np.uint8), np.asarray(self._offsets, np.int64))
 
     def plus_one(self) -> Sequences:
-        """Ids are byte + 1, so that 0 is free for padding. UTF-8 has no byte 255: an id takes one byte there."""
+        """Return sequences of ids byte + 1, so that 0 is free for padding. UTF-8 has no byte 255: an id takes one byte
+        there."""
         values: AnyArray = np.frombuffer(self._buffer, np.uint8)
         if b"\xff" in self._buffer:
             values = values.astype(np.uint16)

@@ -22,24 +22,13 @@ _PIECE = 1 << 24
 
 
 class TokenStore:
-    """A folder of token ids.
-
-    Args:
-        folder: It is made when something is written.
-    """
+    """A folder of token ids."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, fingerprint: str, make: Iterable[AnyArray], *, vocab_size: int) -> AnyArray:
-        """The ids (total,) of a fingerprint, mapped from disk; made and written first if they are not there.
-
-        Args:
-            make: The ids, piece by piece; looked at only if they are not there.
-
-        Raises:
-            FileError: they can't be written, or what is there is damaged.
-        """
+        """Return the ids (total,) of a fingerprint, mapped from disk; made and written first if they are not there."""
         path = self.folder / f"{fingerprint}.arrow"
         if not path.exists():
             self._write(path, make, np.dtype(np.uint16) if vocab_size <= 1 << 16 else np.dtype(np.int32))
@@ -85,12 +74,7 @@ class TokenStore:
 
 
 class _PieceByPiece:
-    """A file to which one large buffer is written without ever being in memory as a whole.
-
-    Args:
-        file: To write to.
-        source: What is mapped from another file, and let go of after every piece.
-    """
+    """A file to which one large buffer is written without ever being in memory as a whole."""
 
     def __init__(self, file: BinaryIO, source: AnyArray) -> None:
         self._file = file
@@ -111,4 +95,4 @@ class _PieceByPiece:
         return self._file.closed
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """Do nothing: whoever opened the file closes it."""

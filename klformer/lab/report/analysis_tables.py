@@ -12,7 +12,7 @@ from klformer.lab.tables import MISSING, Cell, Column, Table, finite, number, pe
 
 
 def variance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The measures of variance of all runs."""
+    """Tabulate the measures of variance of all runs."""
     columns = (
         Column("run", numeric=False),
         Column("task", numeric=False),
@@ -37,7 +37,7 @@ def variance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table:
-    """The paper's summary of the eigenvalues, and the same of these runs with their initial values."""
+    """Tabulate the paper's summary of the eigenvalues, and the same of these runs with their initial values."""
     columns = (
         Column("figures of", numeric=False),
         Column("task", numeric=False),
@@ -79,13 +79,13 @@ def eigenvalue_table(analyses: Sequence[Analysis], runs: Sequence[Run]) -> Table
 
 
 def _beside_printed(value: float, printed: float) -> Cell:
-    """A figure of the paper's tables by heads, with what its summary prints if that looks different."""
+    """Return a figure of the paper's tables by heads, with what its summary prints if that looks different."""
     shown, summary = f"{value:.3f}", f"{printed:.3f}"
     return Cell(shown, value, note="" if shown == summary else f"printed {summary}")
 
 
 def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
-    """Eigenvalues by layer and head: these runs', then the paper's."""
+    """Tabulate eigenvalues by layer and head: these runs', then the paper's."""
     place = (Column("layer"), Column("head"))
     values = ("minimum", "maximum", "mean")
     tables = []
@@ -120,7 +120,7 @@ def eigenvalue_head_tables(analyses: Sequence[Analysis]) -> list[Table]:
 
 
 def _by_run(analyses: Sequence[Analysis]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Names of runs with their rows; runs of two analyses may have the same name."""
+    """Return names of runs with their rows; runs of two analyses may have the same name."""
     by_run: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for place, analysis in enumerate(analyses):
         for row in analysis.rows:
@@ -129,7 +129,7 @@ def _by_run(analyses: Sequence[Analysis]) -> list[tuple[str, list[Mapping[str, A
 
 
 def _task_of(name: str, runs: Sequence[Run]) -> str:
-    """The task of the runs with this name, nothing if they have several."""
+    """Return the task of the runs with this name, nothing if they have several."""
     tasks = {run.task.name for run in runs if run.name == name}
     return tasks.pop() if len(tasks) == 1 else ""
 

@@ -45,12 +45,7 @@ class Benchmark:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a file of any of the benchmarks; what it is, its content says.
-
-    Raises:
-        ArgumentError: the file is none of them.
-        FileError: it can't be read.
-    """
+    """Read a file of any of the benchmarks; what it is, its content says."""
     content = read_json(path)
     kind = next((kind for kind, lists in _LISTS.items() if next(iter(lists)) in content), None)
     if kind is None:
@@ -69,11 +64,7 @@ def read_benchmark(path: Path) -> Benchmark:
 
 
 def rows_of(content: Mapping[str, Any], key: str, needed: Sequence[str], path: Path) -> tuple[Row, ...]:
-    """Return a list of objects, each with the fields that are needed.
-
-    Raises:
-        ArgumentError: there is no such list, or an object lacks a field.
-    """
+    """Return a list of objects, each with the fields that are needed."""
     rows = content.get(key)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{path} has no list of {key}")

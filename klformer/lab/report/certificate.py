@@ -24,11 +24,7 @@ WORDS = {
 
 
 def write_certificate(folder: Path) -> Path:
-    """Write certificate.html beside the certificate.json of a converted model, and say where.
-
-    Raises:
-        FileError: the certificate can't be read, or the page not be written.
-    """
+    """Write certificate.html beside the certificate.json of a converted model, and say where."""
     certificate = read_json(folder / "certificate.json")
     source = resources.files("klformer.lab.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(
@@ -57,7 +53,7 @@ def _columns(certificate: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
 
 
 def _layer(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer with means over its heads, and its heads in percent of the largest error that is drawn."""
+    """Return a layer with means over its heads, and its heads in percent of the largest error that is drawn."""
     return {**layer, "start_mean": _mean(layer["start"]), "mean": _mean(layer["fitted"])}
 
 

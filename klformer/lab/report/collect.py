@@ -39,7 +39,7 @@ class Damaged:
     problem: str
 
     def brief(self) -> str:
-        """The problem without the folders above: where runs lay is private, and a page may be published."""
+        """Return the problem without the folders above: where runs lay is private, and a page may be published."""
         return self.problem.replace(f"{self.path.parent}/", "")
 
 
@@ -131,7 +131,7 @@ def collect(folders: Sequence[Path], *, analysis: Path | None = None, bench: Pat
 
 
 def _benchmark_files(bench: Path) -> list[Path]:
-    """A file as it is, or those of a folder that have a benchmark's name."""
+    """Return a file as it is, or those of a folder that have a benchmark's name."""
     there = [path for path in ([bench / name for name in BENCHMARKS] if bench.is_dir() else [bench]) if path.is_file()]
     if not there:
         names, commands = ", ".join(BENCHMARKS), ", ".join(f"`{command}`" for command in BENCHMARKS.values())
@@ -156,7 +156,7 @@ def _look_through(top: Path, found: _Found) -> int:
 
 
 def _titles(folders: Sequence[Path]) -> list[str]:
-    """The names of different folders, each below as many of its parents as tell it from the others."""
+    """Return the names of different folders, each below as many of its parents as tell it from the others."""
     depths = [1] * len(folders)
     while True:
         titles = [Path(*folder.parts[-depth:]).as_posix() for folder, depth in zip(folders, depths, strict=True)]
@@ -171,10 +171,6 @@ def _titles(folders: Sequence[Path]) -> list[str]:
 
 
 def read_analysis(path: Path) -> Analysis:
-    """Read what an analysis wrote.
-
-    Raises:
-        ValueError: the file can't be read or has no rows.
-    """
+    """Read what an analysis wrote."""
     content = read_json(path)
     return Analysis(caption=str(content.get("caption", "")), rows=rows_of(content, "rows", ("run", "attention"), path))

@@ -73,12 +73,7 @@ class Drawing:
 
 
 class Artist:
-    """Where figures go and what attentions look like: the same in all figures of a page.
-
-    Args:
-        folder: Where the SVG files go.
-        attentions: All attentions of the page, in its order.
-    """
+    """Where figures go and what attentions look like: the same in all figures of a page."""
 
     def __init__(self, folder: Path, attentions: Sequence[str]) -> None:
         self._folder = folder
@@ -92,11 +87,11 @@ class Artist:
         return {"color": PALETTE[place], "linestyle": STYLES[rounds % len(STYLES)], "marker": marker}
 
     def in_order(self, attentions: Collection[str]) -> list[str]:
-        """Those of the page's attentions that are given, in its order."""
+        """Return those of the page's attentions that are given, in its order."""
         return [attention for attention in self._numbers if attention in attentions]
 
     def name(self, *parts: str) -> str:
-        """A name for a figure that is fit for a file and an id, and that no other figure has."""
+        """Make a name for a figure that is fit for a file and an id, and that no other figure has."""
         wanted = re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower())[:MAX_NAME]
         candidates = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
         name = next(candidate for candidate in candidates if candidate not in self._names)
@@ -114,13 +109,13 @@ class Artist:
 
 
 def is_drawn_here(path: Path) -> bool:
-    """Whether a file is a figure of a report, and not somebody's own."""
+    """Return whether a file is a figure of a report, and not somebody's own."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
 
 def inline(svg: str, name: str, title: str) -> Markup:
-    """A file's SVG for use inside of the page: no preamble, ids of its own, colours of the page, any width."""
+    """Return a file's SVG for use inside of the page: no preamble, ids of its own, colours of the page, any width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -139,7 +134,7 @@ def inline(svg: str, name: str, title: str) -> Markup:
 
 @contextmanager
 def look(name: str) -> Iterator[None]:
-    """The look of the report's figures; ids are the same for the same figure."""
+    """Draw with the look of the report's figures; ids are the same for the same figure."""
     with mpl.rc_context({**LOOK, "svg.hashsalt": name}), warnings.catch_warnings():
         # Letters stay letters in SVG, so that a browser draws what the measuring font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
@@ -165,7 +160,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def visible(label: str) -> str:
-    """Short enough for a figure; matplotlib leaves labels with a leading underscore out of legends.
+    """Shorten a label for a figure; matplotlib leaves labels with a leading underscore out of legends.
 
     Names of one kind begin alike and differ at their ends, so that more of the end is left.
     """
@@ -174,7 +169,7 @@ def visible(label: str) -> str:
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """Labels that are short enough; in lines of that length, where they would not be different any more."""
+    """Shorten labels; those that would not differ any more are wrapped instead."""
     short = [visible(label) for label in labels]
     return [
         visible_label if short.count(visible_label) == 1 else "\n".join(wrap(label, MAX_LABEL))
@@ -196,7 +191,7 @@ class Label:
 
 
 def canvas_with_side(texts: Sequence[str]) -> tuple[Figure, Axes]:
-    """A figure with room for names in a column right of the axes, by `label_at_the_side`."""
+    """Make a figure with room for names in a column right of the axes, by `label_at_the_side`."""
     figure, axes = plt.subplots(figsize=(WIDTH, max(3.7, 0.21 * len(texts))))
     longest = max(map(len, texts))
     figure.subplots_adjust(left=0.14, right=0.95 - longest * LETTER / WIDTH, bottom=0.14, top=0.96)
@@ -204,7 +199,7 @@ def canvas_with_side(texts: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def label_at_the_side(axes: Axes, labels: Sequence[Label]) -> None:
-    """Names in a column right of the axes, each with a line to its point; points that are close stay readable."""
+    """Write names in a column right of the axes, each with a line to its point; points that are close stay readable."""
     gap = 12.0  # points from one line of text to the next
     to_points = 72 / axes.figure.dpi
     (left, bottom), (right, top) = (axes.transAxes.transform(corner) * to_points for corner in ((0, 0), (1, 1)))

@@ -57,7 +57,8 @@ class Bubble:
 
 
 def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
-    """The metric on the validation set against steps: the mean over seeds, in a band from the lowest to the highest."""
+    """Draw the metric on the validation set against steps: the mean over seeds, in a band from the lowest to the
+    highest."""
     curves = {
         group.attention: [dict(run.curve) for run in group.finished or group.runs if len(run.curve) > 1]
         for group in setting.groups
@@ -85,7 +86,7 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
 
 
 def draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, style: Mapping[str, Any]) -> None:
-    """One line for the runs of an attention, as far as all of them have come."""
+    """Draw one line for the runs of an attention, as far as all of them have come."""
     steps = sorted(set.intersection(*map(set, curves)) or set(curves[0]))
     values = [[curve[step] for curve in curves if step in curve] for step in steps]
     axes.plot(steps, [fmean(found) for found in values], markersize=3, linewidth=1.3, label=label, **style)
@@ -96,14 +97,14 @@ def draw_mean(axes: Axes, curves: Sequence[Mapping[int, float]], label: str, sty
 
 
 def frozen_style(attention: str) -> dict[str, Any]:
-    """Frozen kernels are dashed and above the others: what lies under them is still seen."""
+    """Return dashes, above the others, for frozen kernels: what lies under them is still seen."""
     return {"linestyle": (0, (4, 3)), "zorder": 3} if "frozen=true" in attention else {}
 
 
 def draw_bubbles(
     artist: Artist, name: str, title: str, bubbles: Sequence[Bubble], reference: str, metric: Metric
 ) -> Drawing | None:
-    """Memory against the score, the area of a circle is speed: the paper's Figures 1 and 3."""
+    """Draw memory against the score, the area of a circle is speed: the paper's Figures 1 and 3."""
     if not bubbles:
         return None
     with look(name):
@@ -140,7 +141,7 @@ def _score_limits(limits: tuple[float, float], scores: Sequence[float], metric: 
 
 
 def _at_least(span: float, limits: tuple[float, float], *, ceiling: float = math.inf) -> tuple[float, float]:
-    """Limits of an axis that are so far apart, below a ceiling: smaller differences are not to look large."""
+    """Return limits of an axis that are so far apart, below a ceiling: smaller differences are not to look large."""
     low, high = limits
     missing = max(0.0, span - (high - low)) / 2
     high = min(high + missing, ceiling)
@@ -148,7 +149,7 @@ def _at_least(span: float, limits: tuple[float, float], *, ceiling: float = math
 
 
 def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing | None:
-    """Peak memory of every attention, task by task; only bars that there are take room."""
+    """Draw the peak memory of every attention, task by task; only bars that there are take room."""
     found = {setting.letter: (setting, memories) for setting in settings if (memories := _memories(setting))}
     if not found:
         return None
@@ -188,7 +189,7 @@ def draw_memory_by_task(artist: Artist, settings: Sequence[Setting]) -> Drawing 
 
 
 def _what_fits(memories: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Settings with the most attentions first, as many as one figure can show, in their own order."""
+    """Choose settings with the most attentions first, as many as one figure can show, in their own order."""
     chosen: dict[str, dict[str, float]] = {}
     room = MAX_BARS
     for letter, of_setting in sorted(memories.items(), key=lambda item: -len(item[1])):
@@ -201,7 +202,7 @@ def _what_fits(memories: Mapping[str, Mapping[str, float]]) -> dict[str, dict[st
 def draw_variance(
     artist: Artist, task: str, title: str, rows: Sequence[Mapping[str, Any]], caption: str
 ) -> Drawing | None:
-    """Four measures of the variance of predictions, one bar a run: the paper's bar figure."""
+    """Draw four measures of the variance of predictions, one bar a run: the paper's bar figure."""
     panels = (
         ("rsd", "RSD", 1.0),
         ("pi", "PI", 1.0),
@@ -256,6 +257,6 @@ def _label(bubble: Bubble, size: float) -> Label:
 
 
 def _memories(setting: Setting) -> dict[str, float]:
-    """Peak memory in bytes of the attentions that have it."""
+    """Return peak memory in bytes of the attentions that have it."""
     found = {group.attention: group.number("peak_memory_bytes") for group in setting.groups}
     return {name: memory for name, memory in found.items() if memory is not None}

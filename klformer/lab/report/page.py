@@ -130,7 +130,7 @@ def _put_figures(drawn: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, list[Drawing]]:
-    """The page as text, and the figures in it, which are written to `folder`."""
+    """Return the page as text, and the figures in it, which are written to `folder`."""
     settings = make_settings(collection.runs)
     artist = Artist(folder, _attentions(collection))
     views = [
@@ -183,7 +183,7 @@ def render(collection: Collection, folder: Path, *, title: str) -> tuple[str, li
 
 
 def glance(setting: Setting) -> Glance:
-    """What a reader should know about a setting first: the best attention, and what to hold it against."""
+    """Return what a reader should know about a setting first: the best attention, and what to hold it against."""
     ranked, metric = setting.ranked(), setting.metric
     softmax = setting.group("softmax")
 
@@ -210,7 +210,7 @@ def glance(setting: Setting) -> Glance:
 
 
 def _best_of_paper(task: str) -> str:
-    """The paper's best model of a task, and its Transformer."""
+    """Return the paper's best model of a task, and its Transformer."""
     accuracies = {row.model: accuracy for row in LRA if (accuracy := row.accuracy(task)) is not None}
     best = max(accuracies, key=lambda model: accuracies[model])
     transformer = LRA[0].model
@@ -218,7 +218,7 @@ def _best_of_paper(task: str) -> str:
 
 
 def _briefly(metric: Metric, scaled: float) -> str:
-    """A scaled value in a sentence, with its unit."""
+    """Write a scaled value in a sentence, with its unit."""
     return f"{scaled:.1f}%" if metric.percent else f"{scaled:.3g}"
 
 
@@ -233,7 +233,8 @@ def _describe_spread(group: Group) -> str:
 
 
 def _attentions(collection: Collection) -> list[str]:
-    """All attentions of the page; those of runs come first and get the colours that are easiest to tell apart."""
+    """Return all attentions of the page; those of runs come first and get the colours that are easiest to tell
+    apart."""
     trained = {run.attention for run in collection.runs}
     others = {str(row["attention"]) for analysis in collection.variance for row in analysis.rows}
     others |= {
@@ -256,7 +257,7 @@ def _drawings(artist: Artist, setting: Setting) -> tuple[Drawing, ...]:
 
 
 def _bubbles(setting: Setting) -> tuple[list[Bubble], str]:
-    """Attentions with all three figures; speed is relative to softmax, or to the slowest if softmax was not run."""
+    """Return attentions with all three figures; speed is relative to softmax, or to the slowest without it."""
     whole = []
     for group in setting.groups:
         score, memory, speed = group.score(), group.number("peak_memory_bytes"), group.speed()
@@ -272,7 +273,7 @@ def _bubbles(setting: Setting) -> tuple[list[Bubble], str]:
 
 
 def _average_bubbles(settings: Sequence[Setting]) -> tuple[list[Bubble], str]:
-    """The same over the three long tasks, for attentions that were run on all of them with one preset."""
+    """Return the same over the three long tasks, for attentions that were run on all of them with one preset."""
     for preset in sorted({setting.preset for setting in settings}):
         chosen = []
         for task in LRA_TASKS:
@@ -313,7 +314,7 @@ def _variance_drawings(artist: Artist, collection: Collection) -> list[Drawing]:
 
 
 def _part(source: str, tag: str) -> str:
-    """What stands between an element's tags in the template; there is one of it."""
+    """Return what stands between an element's tags in the template; there is one of it."""
     start = source.index(f"<{tag}>") + len(tag) + 2
     return source[start : source.index(f"</{tag}>")]
 

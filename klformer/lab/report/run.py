@@ -80,14 +80,7 @@ class Run:
 
 
 def read_run(folder: Path, *, title: str = "") -> Run:
-    """Read the configuration, the task, the record and, if the run is finished, the result.
-
-    Args:
-        title: What to call it; its name, if nothing is given.
-
-    Raises:
-        RunError: it is of another format, a file can't be read, or something that a report needs is not in it.
-    """
+    """Read the configuration, the task, the record and, if the run is finished, the result."""
     files = RunFolder(folder)
     path, config = folder / files.CONFIG, files.config_json()
     task, preset, seed = _need(config, "task", str, path), _need(config, "preset", str, path), config.get("seed", 0)
@@ -127,7 +120,7 @@ def _need(content: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
 
 
 def _guess_task(name: str, validations: Sequence[Mapping[str, Any]], result: Result | None) -> TaskFacts:
-    """What is known of the task of a run that does not describe it: its name, and what it was evaluated by."""
+    """Return what is known of the task of a run that does not describe it: its name, and what it was evaluated by."""
     evaluated = [*validations, *([result.test.numbers] if result is not None else [])]
     has_accuracy = not evaluated or any(ACCURACY.name in one for one in evaluated)
     return TaskFacts(name=name, title=name, label=name, chance=None, metric=ACCURACY if has_accuracy else LOSS)
@@ -174,7 +167,7 @@ def _score(content: Mapping[str, Any], split: str, path: Path) -> Score:
 
 
 def _confusion(score: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """A square of counts; empty if there is none, or something else."""
+    """Return a square of counts; empty if there is none, or something else."""
     rows = score.get("confusion")
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
         return ()
@@ -185,7 +178,7 @@ def _confusion(score: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _mismatched(content: Mapping[str, Any]) -> dict[str, float]:
-    """The second test set that MNLI has, beside the first."""
+    """Return the second test set that MNLI has, beside the first."""
     score = content.get("mismatched")
     return {f"mismatched_{key}": value for key, value in _numbers(score)} if isinstance(score, dict) else {}
 
@@ -198,8 +191,8 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _label(task: str, preset: str, name: str, options: Mapping[str, Any], *, pretrained: bool) -> str:
-    """As in `klformer train`, also for attentions, tasks and presets that this version does not know; that it started
-    from another run is said as if it was an option."""
+    """Return the label as in `klformer train`, also for attentions, tasks and presets that this version does not know;
+    that it started from another run is said as if it was an option."""
     usual: Mapping[str, Any] = {}
     if name in attention_names():
         known = task in task_names() and preset in preset_names(task)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from klformer.lab.report.paper_numbers import GLUE_COLUMNS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, LraRow
+from klformer.lab.report.paper_numbers import GLUE, GLUE_CELLS, LRA, LRA_TASKS, PAPER_TASKS, RANDOM, GlueCell, LraRow
 from klformer.lab.report.run import ACCURACY, PRETRAINED
 from klformer.lab.report.settings import Group, Setting, attention_order, count, learning_rate
-from klformer.lab.runs.glue import GLUE
 from klformer.lab.tables import MISSING, Cell, Column, Table, number, percent, words
 from klformer.lab.training.metrics import Metric
 from klformer.memory import MEBIBYTE
@@ -19,7 +18,8 @@ MOST_CLASSES = 20
 
 
 def confusion_table(setting: Setting) -> Table | None:
-    """Of the best attention, its seeds added up; None where there are no classes, or too many of them."""
+    """Tabulate the confusions of the best attention, its seeds added up; None where there are no classes, or too many
+    of them."""
     ranked = setting.ranked()
     if not ranked:
         return None
@@ -60,7 +60,7 @@ EXTRAS = {
 
 
 def lra_table(settings: Sequence[Setting]) -> Table:
-    """The paper's LRA and Image tables with the figures of these runs beside them."""
+    """Tabulate the paper's LRA and Image results with the figures of these runs beside them."""
     columns = [Column("model", numeric=False), Column("cost", numeric=False, hint="in the length L of the sequence")]
     for title in PAPER_TASKS.values():
         columns += [Column("paper", "paper", title), Column("here", "here", title)]
@@ -84,7 +84,8 @@ def lra_table(settings: Sequence[Setting]) -> Table:
 
 
 def _lra_cells(attention: str, settings: Sequence[Setting]) -> list[dict[str, tuple[Setting, Group]]]:
-    """What these runs have for an attention: one row a preset, more if a task was run with several settings of it."""
+    """Return what these runs have for an attention: one row a preset, more if a task was run with several settings of
+    it."""
     rows: list[dict[str, tuple[Setting, Group]]] = []
     presets: list[str] = []
     for setting in settings:
@@ -131,7 +132,7 @@ def _lra_row(
 
 
 def score_cell(setting: Setting, group: Group) -> Cell:
-    """The score with its setting; a run that is not finished says so."""
+    """Return the score with its setting; a run that is not finished says so."""
     score = group.score()
     if score is None:
         missing = _no_score(group)
@@ -140,12 +141,13 @@ def score_cell(setting: Setting, group: Group) -> Cell:
 
 
 def _no_score(group: Group) -> Cell:
-    """Why there is no score: the runs go on, or ended with one that is no number."""
+    """Return why there is no score: the runs go on, or ended with one that is no number."""
     return Cell(note="not a number") if group.finished else Cell("unfinished")
 
 
 def setting_table(setting: Setting) -> Table:
-    """All attentions of one setting; with the paper's figures, votes, F1 and calibration, where there are any."""
+    """Tabulate all attentions of one setting; with the paper's figures, votes, F1 and calibration, where there are
+    any."""
     task, metric = setting.paper_task, setting.metric
     paper = {row.attention: row.accuracy(task) for row in LRA} if task is not None else {}
     has_paper = any(paper.get(group.attention) is not None for group in setting.groups)
@@ -161,7 +163,7 @@ def setting_table(setting: Setting) -> Table:
 
 
 def rates_table(setting: Setting) -> Table | None:
-    """The learning rates that were tried, attention by attention; None where there was no choice."""
+    """Tabulate the learning rates that were tried, attention by attention; None where there was no choice."""
     if not setting.tried:
         return None
     metric, score = setting.metric, setting.metric.label
@@ -212,7 +214,7 @@ def _setting_columns(metric: Metric, *, has_paper: bool, extras: Sequence[str]) 
 
 
 def _runs_of(group: Group) -> tuple[Cell, Cell]:
-    """The attention, and how many runs of it there are."""
+    """Return the attention, and how many runs of it there are."""
     finished, total = len(group.finished), len(group.runs)
     text = str(finished) if finished == total else f"{finished} of {total}"
     note = "" if group.seeds == finished else count(group.seeds, "seed")
@@ -244,10 +246,10 @@ def _costs(group: Group) -> tuple[Cell, ...]:
 
 
 def glue_table(settings: Sequence[Setting]) -> Table:
-    """The paper's GLUE table, with these runs beside it if there are any."""
+    """Tabulate the paper's GLUE results, with these runs beside them if there are any."""
     ours = [setting for setting in settings if glue_task(setting.task.name) is not None]
     columns = [Column("model", numeric=False)]
-    for title, metric, _ in GLUE_COLUMNS:
+    for (_, metric, _), title in GLUE_CELLS.items():
         heading = f"{title} {METRIC_TITLES[metric]}"
         columns += [Column("paper", "paper", heading)] + ([Column("here", "here", heading)] if ours else [])
     models = {row.attention: row.model for row in LRA}
@@ -259,24 +261,25 @@ def glue_table(settings: Sequence[Setting]) -> Table:
             if attention in models
             else words(attention, code=True)
         ]
-        for position, (_, metric, task) in enumerate(GLUE_COLUMNS):
+        for position, cell in enumerate(GLUE_CELLS):
             paper = GLUE.get(attention.removesuffix(f":{PRETRAINED}"))
             row.append(number(None if paper is None else paper[position]))
             if ours:
-                row.append(_glue_cell(attention, task, metric, ours))
+                row.append(_glue_cell(attention, cell, ours))
         rows.append(tuple(row))
     return Table("GLUE", tuple(columns), tuple(rows), name="glue")
 
 
 def glue_task(task: str) -> str | None:
-    """The GLUE task that a run's task is, whether it is called "sst2", "sst-2" or "glue-sst2"."""
+    """Return the GLUE task that a run's task is, whether it is called "sst2", "sst-2" or "glue-sst2"."""
     name = re.sub(r"^glue[-_/:. ]?", "", task.lower())
-    known = {column[2] for column in GLUE_COLUMNS}
+    known = {task for task, _, _ in GLUE_CELLS}
     return next((candidate for candidate in (name, name.replace("-", "")) if candidate in known), None)
 
 
-def _glue_cell(attention: str, task: str, metric: str, settings: Sequence[Setting]) -> Cell:
-    wanted, prefix = ("mnli", "mismatched_") if task == "mnli-mm" else (task, "")
+def _glue_cell(attention: str, cell: GlueCell, settings: Sequence[Setting]) -> Cell:
+    wanted, metric, part = cell
+    prefix = "" if part == "test" else f"{part}_"
     tried = []
     for setting in settings:
         group = setting.group(attention)

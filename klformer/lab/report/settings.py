@@ -28,7 +28,8 @@ from klformer.models import ModelConfig
 
 
 def describe_budget(config: Mapping[str, Any]) -> str:
-    """Steps, batch, length and model, from a flat configuration; a length that is not set is the task's own."""
+    """Describe steps, batch, length and model, from a flat configuration; a length that is not set is the task's
+    own."""
 
     def number(key: str) -> str:
         value = finite(config.get(key))
@@ -48,7 +49,7 @@ def describe_budget(config: Mapping[str, Any]) -> str:
 
 
 def paper_budget(task: str) -> str | None:
-    """The paper's own budget for a task, from its table of hyper-parameters."""
+    """Return the paper's own budget for a task, from its table of hyper-parameters."""
     lengths = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024}
     if task not in lengths:
         return None
@@ -112,20 +113,20 @@ class Group:
         return len({run.seed for run in self.finished})
 
     def test(self, name: str) -> float | None:
-        """A number of the test set, averaged over the seeds that have it."""
+        """Return a number of the test set, averaged over the seeds that have it."""
         return _mean(self._by_seed(lambda run: run.result.test.get(name) if run.result is not None else None))
 
     def number(self, name: str) -> float | None:
-        """A number of result.json, averaged over the seeds that have it."""
+        """Return a number of result.json, averaged over the seeds that have it."""
         return _mean(self._by_seed(lambda run: run.result.numbers.get(name) if run.result is not None else None))
 
     def score(self) -> float | None:
-        """The metric on the test set, scaled."""
+        """Return the metric on the test set, scaled."""
         value = self.test(self.metric.name)
         return None if value is None else self.metric.scaled(value)
 
     def spread(self) -> tuple[float, str] | None:
-        """Deviation of the metric on the test set, scaled, and over what: seeds, or draws of the only seed."""
+        """Return the deviation of the metric on the test set, scaled, and over what: seeds, or draws of one seed."""
         name, scaled = self.metric.name, self.metric.scaled
         known = self._by_seed(lambda run: run.result.test.get(name) if run.result is not None else None)
         if len(known) > 1:
@@ -136,7 +137,8 @@ class Group:
         return scaled(deviation), f"{draws:.0f} draws"
 
     def standard_error(self) -> float:
-        """Of the metric on the test set, scaled: over seeds, and that of a share of so many examples; 0 if unknown."""
+        """Return the standard error of the metric on the test set, scaled: over seeds, or that of a share of so many
+        examples if it is larger; 0 if unknown."""
         spread, size, share = self.spread(), self.test("num_examples"), self.test(self.metric.name)
         over_seeds = 0.0 if spread is None or self.seeds < 2 else spread[0] / math.sqrt(self.seeds)
         if not size or share is None or not self.metric.percent or not 0 <= share <= 1:
@@ -144,12 +146,12 @@ class Group:
         return max(over_seeds, self.metric.scaled(math.sqrt(share * (1 - share) / size)))
 
     def validation(self) -> float | None:
-        """The metric on the validation set with the weights that were tested, scaled and averaged over seeds."""
+        """Return the metric on the validation set with the weights that were tested, scaled and averaged over seeds."""
         value = _mean(self._by_seed(_on_validation))
         return None if value is None else self.metric.scaled(value)
 
     def best_validation(self) -> float | None:
-        """The best validation so far, scaled and averaged over seeds; there for unfinished runs, too."""
+        """Return the best validation so far, scaled and averaged over seeds; there for unfinished runs, too."""
         return _mean(
             self._by_seed(lambda run: self.metric.best([value for _, value in run.curve]) if run.curve else None)
         )
@@ -158,7 +160,7 @@ class Group:
         return _mean(self._by_seed(lambda run: run.speed))
 
     def _by_seed(self, value: Callable[[Run], float | None]) -> list[float]:
-        """A value for every seed that has it, averaged over runs that repeat the seed."""
+        """Return a value for every seed that has it, averaged over runs that repeat the seed."""
         by_seed: dict[int, list[float]] = {}
         for run in self.runs:
             if (known := value(run)) is not None:
@@ -215,30 +217,30 @@ class Setting:
         return sorted({run.result.protocol for run in self.runs if run.result is not None and run.result.protocol})
 
     def ranked(self) -> list[tuple[Group, float]]:
-        """Finished attentions with their scores, best first."""
+        """Return finished attentions with their scores, best first."""
         scored = [(group, score) for group in self.groups if (score := group.score()) is not None]
         return sorted(scored, key=lambda item: -self.metric.rank(item[1]))
 
     def best(self) -> list[Group]:
-        """The finished attentions that no other beats, as far as the page shows."""
+        """Return the finished attentions that no other beats, as far as the page shows."""
         ranked = [(group, self.metric.show_scaled(score)) for group, score in self.ranked()]
         return [group for group, shown in ranked if shown == ranked[0][1]]
 
     def is_best(self, group: Group) -> bool:
-        """Whether it is one of the best of several, by more than chance: two standard errors from some other one."""
+        """Return whether it is one of the best of several, significantly: two standard errors from some other one."""
         ranked = self.ranked()
         top = [one for one, score in ranked if not _apart(ranked[0][0], one)]
         return len(top) < len(ranked) and any(group is one for one in top)
 
     def test_size(self) -> int | None:
-        """Examples of the test set, where all finished runs have the same."""
+        """Return examples of the test set, where all finished runs have the same."""
         sizes = {run.result.test.get("num_examples") for run in self.runs if run.result is not None}
         size = sizes.pop() if len(sizes) == 1 else None
         return None if size is None else int(size)
 
 
 def _apart(first: Group, second: Group) -> bool:
-    """Whether two scores differ by more than chance, or at all where nothing is known of chance."""
+    """Return whether two scores differ significantly, or at all where nothing is known of chance."""
     one, other = first.score(), second.score()
     if one is None or other is None:
         return True
@@ -249,7 +251,7 @@ def _apart(first: Group, second: Group) -> bool:
 
 
 def task_order(name: str) -> int:
-    """The place of a task on the page."""
+    """Return the place of a task on the page."""
     return TASK_ORDER.index(name) if name in TASK_ORDER else len(TASK_ORDER)
 
 
@@ -298,17 +300,17 @@ def make_settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
 
 
 def count(number: int, what: str) -> str:
-    """A number of things: one seed, two seeds."""
+    """Write a number of things: one seed, two seeds."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def base_name(attention: str) -> str:
-    """The name without options."""
+    """Return the name without options."""
     return attention.partition(":")[0]
 
 
 def attention_order(attention: str) -> tuple[int, str]:
-    """The paper's order of models; variants follow their model."""
+    """Return the paper's order of models; variants follow their model."""
     names = [row.attention for row in LRA]
     base = base_name(attention)
     return (names.index(base) if base in names else len(names), attention)
@@ -322,7 +324,7 @@ def _groups(runs: Sequence[Run], metric: Metric) -> tuple[Group, ...]:
 
 
 def _models(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ in learning rate and seed alone, together."""
+    """Group runs that differ in learning rate and seed alone."""
     models: dict[tuple[str, _Key], list[Run]] = {}
     for run in runs:
         models.setdefault((run.attention, _key(run, _essence(run) | {RATE: None})), []).append(run)
@@ -335,7 +337,7 @@ def _key(run: Run, essence: Mapping[str, Any]) -> _Key:
 
 
 def learning_rate(run: Run) -> float:
-    """The learning rate; 0 where a configuration has one that is no number."""
+    """Return the learning rate; 0 where a configuration has one that is no number."""
     return finite(_essence(run)[RATE]) or 0.0
 
 
@@ -344,7 +346,7 @@ def _rank(run: Run) -> float:
 
 
 def _on_validation(run: Run) -> float | None:
-    """The metric on the validation set, with the weights that were tested."""
+    """Return the metric on the validation set, with the weights that were tested."""
     return None if run.result is None else run.result.validation.get(run.task.metric.name)
 
 

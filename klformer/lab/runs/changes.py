@@ -23,7 +23,7 @@ MAY_CHANGE = LENGTH | {
 
 
 def changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, str]:
-    """The fields that differ, with a sentence on each."""
+    """Return the fields that differ, with a sentence on each."""
     old, new = flatten(before.model_dump(mode="json")), flatten(now.model_dump(mode="json"))
     return {
         key: f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in old | new if old.get(key) != new.get(key)
@@ -31,7 +31,7 @@ def changes(before: ExperimentConfig, now: ExperimentConfig) -> dict[str, str]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as one, with dots in the names."""
+    """Flatten nested objects, with dots in the names."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -23,7 +23,7 @@ from klformer.memory import MEBIBYTE
 
 
 def comparison_name(variant: Variant) -> str:
-    """The file of all results on one task, or of one sweep."""
+    """Return the file of all results on one task, or of one sweep."""
     swept = "".join(f"-{part.partition('=')[0]}" for part in variant.label.split())
     return f"comparison-{setting_name(variant.config)}{swept}.json"
 
@@ -37,16 +37,7 @@ def compare(
     labelled: Callable[[str], Reporter] = lambda label: SilentReporter(),
     name: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Do every run that is not done yet, going on with those that were interrupted; returns all results.
-
-    Args:
-        variants: The runs.
-        folder: Where their folders are.
-        reporter: Told what happens.
-        jobs: Trainings side by side, in processes with one thread each.
-        labelled: Gives the reporters of runs side by side, for a label each.
-        name: Of the file of all results, if not that of the task and the sweep.
-    """
+    """Do every run that is not done yet, going on with those that were interrupted; returns all results."""
     names = [variant.name for variant in variants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -100,7 +91,7 @@ def check_model(config: ExperimentConfig) -> None:
 
 
 def comparison_table(results: Sequence[dict[str, Any]]) -> Table:
-    """One row an attention, averaged over its seeds."""
+    """Tabulate results: one row an attention, averaged over its seeds."""
     first = results[0]
     metric = selecting_metric(first)
     together, _ = combined_score(metric.name, first["test"])

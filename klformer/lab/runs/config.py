@@ -1,5 +1,6 @@
 """The whole description of an experiment, one frozen tree, as JSON; its presets, and the model that it makes."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from klformer.errors import ArgumentError, RunError
 from klformer.files import check_regular, parse_json
 from klformer.lab.runs.encoder import PretrainedEncoder, build_encoder_classifier
 from klformer.lab.tasks import TASKS, DataConfig, Task, build_task
-from klformer.lab.tasks.presets import ANY, LAPTOP_DEFAULT, Preset
+from klformer.lab.tasks.presets import ANY, LAPTOP_DEFAULT, SECTIONS, Preset
 from klformer.lab.tasks.pretraining import Pretraining
 from klformer.lab.training.config import OptimiserConfig, ParallelConfig, ScheduleConfig, TrainingConfig
 from klformer.lab.training.objectives import MaskedLanguageModelling
@@ -53,13 +54,14 @@ class ExperimentConfig(Config):
     @field_validator("attention")
     @classmethod
     def _complete(cls, attention: AttentionSpec) -> AttentionSpec:
-        """With all options: a default that changes later must not change a run that is loaded then."""
+        """Give the attention all its options: a default that changes later must not change a run that is loaded
+        then."""
         return attention.complete()
 
     @field_validator("data", mode="before")
     @classmethod
     def _of_the_task(cls, data: Any, info: ValidationInfo) -> Any:
-        """An instance of the task's own class."""
+        """Make an instance of the task's own class."""
         if "task" not in info.data:  # which is wrong itself
             return data
         kind = TASKS[info.data["task"]].data_config
@@ -73,7 +75,7 @@ class ExperimentConfig(Config):
             raise ArgumentError(describe_problems(error)) from error
 
     def make_task(self, *, quiet: bool = False) -> Task:
-        """The task, or what is to be guessed of its sequences."""
+        """Make the task, or the pretraining on its sequences."""
         task = build_task(self.task, self.data, quiet=quiet)
         return Pretraining(task) if self.objective == "masked" else task
 
@@ -103,7 +105,7 @@ def check_format(config: Any, folder: Path) -> None:
 
 
 def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
-    """The model of a run, with fresh weights from torch's global random state."""
+    """Build the model of a run, with fresh weights from torch's global random state."""
     if (own := task.model(config.attention)) is not None:
         return own
     shape, objective = task.shape(), task.objective()
@@ -121,35 +123,78 @@ def build_model(config: ExperimentConfig, task: Task) -> nn.Module:
     )
 
 
+#: What replaces settings of a preset, by section: {"training": {"max_steps": 100}}.
+Changes = Mapping[str, Mapping[str, Any]]
 #: What commands take if nothing is said.
 DEFAULT_TASK, DEFAULT_ATTENTION, DEFAULT_PRESET = "sparsity", "gmm-rks", "laptop"
 
 
 def preset_names(task: str) -> list[str]:
-    """The presets of a task; `laptop` is one of them always."""
+    """Return the presets of a task; `laptop` is one of them always."""
     return list({**TASKS[task].presets, DEFAULT_PRESET: None})
 
 
 def preset_table(name: str, task: str) -> Preset:
-    """What a preset of a task sets, by section."""
+    """Return what a preset of a task sets, by section."""
     TASKS.check(task)
     if name not in preset_names(task):
         raise ArgumentError(f"preset must be one of {', '.join(preset_names(task))}, got {name!r}, which {task} lacks")
     return TASKS[task].presets.get(name, LAPTOP_DEFAULT)
 
 
-def preset(name: str, task: str, attention: AttentionSpec) -> ExperimentConfig:
-    """The full configuration of a preset; options given with the attention replace those of the preset."""
-    options = usual_options(name, task, attention.name) | attention.options
-    nothing: dict[str, Any] = {"data": {}, "model": {}, "optimiser": {}, "schedule": {}, "training": {}}
-    chosen = {"attention": {"name": attention.name, "options": options}}
-    return ExperimentConfig.model_validate(
-        {"task": task, "preset": name, **nothing, **preset_table(name, task), **chosen}
-    )
+def longest_in(name: str, task: str) -> int:
+    """Return the longest sequence of a task in a preset."""
+    return preset_table(name, task).get("data", {}).get("max_len") or TASKS[task].default_max_len
+
+
+def preset(
+    name: str,
+    task: str,
+    attention: AttentionSpec,
+    changes: Changes | None = None,
+    *,
+    seed: int = 0,
+    objective: Literal["task", "masked"] = "task",
+    init_from: Path | None = None,
+) -> ExperimentConfig:
+    """Return the whole configuration of a preset, with some of its settings replaced.
+
+    Args:
+        name: The preset.
+        task: Its task.
+        attention: Its options replace those of the preset.
+        changes: What replaces settings of the preset.
+    """
+    sections: dict[str, Any] = {**_merged(name, task, changes or {})}
+    sections["attention"] = {"name": attention.name, "options": options_in(name, task, attention)}
+    others = {"seed": seed, "objective": objective, "init_from": init_from}
+    return ExperimentConfig.model_validate({"task": task, "preset": name, **sections, **others})
+
+
+def preset_sections(name: str, task: str, changes: Changes) -> dict[str, Any]:
+    """Return the sections of a preset but for its attention, each validated, with some settings replaced."""
+    kinds: dict[str, type[Config]] = {
+        "data": TASKS[task].data_config,
+        "model": ModelConfig,
+        "optimiser": OptimiserConfig,
+    }
+    kinds |= {"schedule": ScheduleConfig, "training": TrainingConfig}
+    merged = _merged(name, task, changes)
+    return {section: kind(**merged[section]) for section, kind in kinds.items()} | {"parallel": ParallelConfig()}
+
+
+def _merged(name: str, task: str, changes: Changes) -> dict[str, dict[str, Any]]:
+    table = preset_table(name, task)
+    return {section: {**table.get(section, {}), **changes.get(section, {})} for section in SECTIONS}
+
+
+def options_in(name: str, task: str, attention: AttentionSpec) -> dict[str, Any]:
+    """Return all options of an attention in a preset; those that are given replace the preset's."""
+    return usual_options(name, task, attention.name) | attention.options
 
 
 def usual_options(name: str, task: str, attention: str) -> dict[str, Any]:
-    """All options of an attention in a preset: its defaults, but for what the preset sets."""
+    """Return all options of an attention in a preset: its defaults, but for what the preset sets."""
     defaults, table = attention_options(attention), preset_table(name, task).get("attention", {})
     for_any = {key: value for key, value in table.get(ANY, {}).items() if key in defaults}
     return defaults | for_any | table.get(attention, {})

@@ -39,7 +39,7 @@ class StageProgress:
 
 @contextmanager
 def going_on(state: Path) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end what is inside, with a line that says from where the same command goes on."""
+    """End what is inside at SIGINT, SIGTERM or SIGHUP, with a line that says from where the same command goes on."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)

@@ -46,8 +46,11 @@ def read_encoder(folder: Path, max_len: int) -> PretrainedEncoder:
     return PretrainedEncoder(folder=folder, architecture=architecture, attention=attention_of(folder).complete())
 
 
-def usual_settings(folder: Path) -> tuple[AttentionSpec, str, int | None]:
-    """Return the attention of the encoder in a folder, its pooling, and the tokens that it reads at most.
+def settings_to_build_on(folder: Path, max_len: int) -> tuple[AttentionSpec, dict[str, dict[str, Any]]]:
+    """Return the attention of the encoder in a folder, and what replaces the settings of a preset for a run on it.
+
+    Args:
+        max_len: The preset's longest sequence.
 
     Raises:
         FileError: the folder has no encoder.
@@ -56,7 +59,12 @@ def usual_settings(folder: Path) -> tuple[AttentionSpec, str, int | None]:
     from klformer.conversion.hf.encoder import attention_of, usual_reading
 
     folder = folder.expanduser()
-    return attention_of(folder), *usual_reading(folder)
+    pooling, longest = usual_reading(folder)
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"pooling": pooling},
+        "data": {"max_len": min(max_len, longest or max_len)},
+    }
+    return attention_of(folder), changes
 
 
 def build_encoder_classifier(

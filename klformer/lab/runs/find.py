@@ -15,7 +15,7 @@ MAX_DEPTH = 4
 
 
 def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and those below it that may hold something for a report, with the names of their files."""
+    """Yield a folder and those below it that may hold something for a report, with the names of their files."""
     for folder, subfolders, files in os.walk(top, followlinks=True):
         here = Path(folder)
         depth = len(here.relative_to(top).parts)
@@ -26,8 +26,8 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def find_runs(top: Path) -> list[Path]:
-    """The folder itself if it is a run's, and the runs below it. Other things have a config.json too, such as models of
-    transformers: they are passed over."""
+    """Return the folder itself if it is a run's, and the runs below it. Other things have a config.json too, such as
+    models of transformers: they are passed over."""
     return [folder for folder, files in walk(top) if RunFolder.CONFIG in files and not _is_of_others(folder)]
 
 

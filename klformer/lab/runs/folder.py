@@ -54,7 +54,7 @@ class TaskFacts(Config):
 
     @staticmethod
     def of(task: Task) -> "TaskFacts":
-        """The facts of a task that is there."""
+        """Return the facts of a task."""
         return TaskFacts(
             name=task.name,
             title=task.title or task.name,
@@ -66,11 +66,7 @@ class TaskFacts(Config):
 
 
 class RunFolder:
-    """The files of a run.
-
-    Args:
-        path: The folder; it need not be there yet.
-    """
+    """The files of a run."""
 
     CONFIG: ClassVar[str] = "config.json"
     TASK: ClassVar[str] = "task.json"
@@ -97,7 +93,7 @@ class RunFolder:
         return self.path.name
 
     def is_run(self) -> bool:
-        """Whether the folder holds a run."""
+        """Return whether the folder holds a run."""
         return (self.path / self.CONFIG).is_file()
 
     def check_place(self) -> None:
@@ -108,7 +104,7 @@ class RunFolder:
 
     @contextmanager
     def claims(self) -> Iterator[Callable[[], None]]:
-        """A function that makes the folder and keeps others out of it until the end, and can be called twice.
+        """Give a function that makes the folder and keeps others out of it until the end, and can be called twice.
 
         A folder that was made and has not become a run's by the end is removed again. The function raises RunError if
         the folder can't be written, or somebody else is training in it.
@@ -160,19 +156,19 @@ class RunFolder:
             os.close(descriptor)
 
     def config(self) -> ExperimentConfig:
-        """The configuration."""
+        """Return the configuration."""
         self._check_is_run()
         return ExperimentConfig.from_file(self.path / self.CONFIG)
 
     def config_json(self) -> dict[str, Any]:
-        """The configuration as it was written, also of a task or an attention that is not known here."""
+        """Return the configuration as it was written, also of a task or an attention that is not known here."""
         self._check_is_run()
         content = read_json(self.path / self.CONFIG)
         check_format(content, self.path)
         return content
 
     def config_so_far(self, config: ExperimentConfig, *, resume: bool) -> ExperimentConfig | None:
-        """The configuration of the run that the folder holds, if any, for one that goes on as `config`."""
+        """Return the configuration of the run that the folder holds, if any, for one that goes on as `config`."""
         if not (self.path / self.CONFIG).exists():
             return None
         if not resume:
@@ -187,40 +183,36 @@ class RunFolder:
         return before
 
     def task_facts(self) -> TaskFacts:
-        """What there is to know of the task."""
+        """Return what there is to know of the task."""
         try:
             return TaskFacts.model_validate(read_json(self.path / self.TASK))
         except ValidationError as error:
             raise RunError(f"{self.path / self.TASK} is damaged: {describe_problems(error)}") from error
 
     def knowledge(self) -> Knowledge:
-        """What the task found in the data of the run; nothing if there is no such file."""
+        """Return what the task found in the data of the run; nothing if there is no such file."""
         path = self.path / self.KNOWLEDGE
         return read_json(path) if path.exists() else {}
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The lines of the record, of one kind ("train" or "validation") or all."""
+        """Return the lines of the record, of one kind ("train" or "validation") or all."""
         lines = read_lines(self.path / self.METRICS)
         return [line for line in lines if kind is None or line["kind"] == kind]
 
     def result(self) -> dict[str, Any] | None:
-        """The result; None if the run is not finished.
-
-        Raises:
-            FileError: the file is damaged.
-        """
+        """Return the result; None if the run is not finished."""
         return read_json(self.path / self.RESULT) if (self.path / self.RESULT).exists() else None
 
     def initial_weights(self) -> dict[str, Tensor]:
-        """The weights that the run started from."""
+        """Return the weights that the run started from."""
         return read_weights(self.path / self.INITIAL)
 
     def checkpoints(self, say: Callable[[str], None]) -> CheckpointStore:
-        """The checkpoints; `say` is told about those that had to be passed over."""
+        """Return the checkpoints; `say` is told about those that had to be passed over."""
         return CheckpointStore(self.path / self.CHECKPOINTS, say)
 
     def open_log(self, step: int) -> MetricsLog:
-        """The record, to go on with after a step."""
+        """Open the record, to go on with after a step."""
         return MetricsLog(self.path / self.METRICS, self.path / self.TENSORBOARD, step=step)
 
     def write_initial(self, weights: Mapping[str, Tensor], before: ExperimentConfig | None) -> None:
@@ -285,3 +277,23 @@ def _fingerprint(examples: Examples) -> dict[str, Any]:
 
 def _sizes(split: Mapping[str, Any]) -> str:
     return f"{split['examples']:,} examples (sha256 {split['sha256'][:12]})"
+
+
+#: What of the environment tables of runs have.
+_ENVIRONMENT = ("date", "processor", "threads", "torch", "klformer")
+
+
+def what_it_took(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return steps, tokens and seconds of a run, and when, where and with which versions, from its result.json.
+
+    Older runs do not know the seconds of processors; theirs are None.
+    """
+    processor = result.get("train_processor_seconds")
+    return {
+        "steps": result["steps"],
+        "best_step": result["best_step"],
+        "train_tokens": result["train_tokens"],
+        "train_seconds": round(result["train_seconds"], 1),
+        "train_processor_seconds": None if processor is None else round(processor, 1),
+        **{name: result["environment"][name] for name in _ENVIRONMENT},
+    }

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from klformer.errors import RunError
-from klformer.lab.runs.config import ExperimentConfig
+from klformer.lab.runs.config import Changes, ExperimentConfig, longest_in
 from klformer.lab.runs.folder import RunFolder
+from klformer.lab.tasks import TASKS
 from klformer.lab.tasks.base import Knowledge
 
 #: What two models must have in common, if one is to start from the other.
@@ -25,13 +26,14 @@ _TABLES = ("embedding.inputs.weight", "embedding.positions")
 _PARTS = ("embedding.", "encoder.")
 
 
-class PretrainedRun:
-    """A run to start from.
+def settings_to_start_from(source: ExperimentConfig, preset: str, task: str) -> Changes:
+    """Return what replaces the settings of a preset, so that a run of a task can start from another one's weights."""
+    longest = min(source.data.max_len or TASKS[source.task].default_max_len, longest_in(preset, task))
+    return {"model": {name: getattr(source.model, name) for name in SAME}, "data": {"max_len": longest}}
 
-    Args:
-        folder: The run.
-        say: Told about checkpoints that had to be passed over.
-    """
+
+class PretrainedRun:
+    """A run to start from."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.run = RunFolder(folder)
@@ -78,7 +80,7 @@ class PretrainedRun:
         return f"from {self.run}, step {self._checkpoint.step}: {parts}{some}); fresh: {', '.join(fresh)}"
 
     def _rows(self, name: str, found: Tensor | None, wanted: Tensor) -> Tensor:
-        """The tensor in the size that is wanted."""
+        """Return the tensor in the size that is wanted."""
         if found is not None and found.shape == wanted.shape:
             return found
         if found is not None and name in _TABLES and found.shape[1:] == wanted.shape[1:] and len(found) > len(wanted):

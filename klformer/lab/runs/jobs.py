@@ -36,12 +36,7 @@ Kind = Literal["say", "start", "step", "finish", "done", "stopped", "refused", "
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be done.
-
-    Args:
-        config: Of the run.
-        folder: Where it goes, and where it goes on if there is some of it.
-    """
+    """A run that is to be done."""
 
     config: ExperimentConfig
     folder: Path
@@ -50,11 +45,7 @@ class Job:
 def train_side_by_side(
     jobs: Sequence[Job], *, workers: int, reporter_of: Callable[[int], Reporter]
 ) -> list[dict[str, Any]]:
-    """Train all, so many at a time; returns their results in the order of the jobs.
-
-    Args:
-        reporter_of: Who is told about the job of that number.
-    """
+    """Train all, so many at a time; returns their results in the order of the jobs."""
     with _team(min(workers, len(jobs))) as (team, signals):
         return _Foreman(jobs, team, signals, reporter_of).work()
 
@@ -68,7 +59,7 @@ class _Worker:
         self.job: int | None = None
 
     def ask_to_stop(self) -> None:
-        """Between steps it saves its state and ends; without a job it ends at once."""
+        """Make it save its state and end between steps; without a job it ends at once."""
         if self.job is None:
             self.pipe.close()
         elif self.process.pid is not None and self.process.is_alive():
@@ -151,7 +142,7 @@ class _Foreman:
 
 @contextmanager
 def _team(size: int) -> Iterator[tuple[list[_Worker], list[int]]]:
-    """Processes that wait for jobs, and the signals that came; no process is left afterwards."""
+    """Start processes that wait for jobs, and note the signals that come; no process is left afterwards."""
     signals: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -184,7 +175,7 @@ def _team(size: int) -> Iterator[tuple[list[_Worker], list[int]]]:
 
 
 def _serve(pipe: Connection) -> None:
-    """What a process of the team does until its pipe is closed."""
+    """Do jobs in a process of the team, until its pipe is closed."""
     os.setsid()  # away from the terminal
     torch.set_num_threads(1)
     load_plugins()
@@ -241,14 +232,7 @@ def train_several(
     jobs: int = 1,
     labelled: Callable[[str], Reporter] = lambda label: SilentReporter(),
 ) -> list[dict[str, Any]]:
-    """Do every run that is not done yet; returns all results, in the order of the runs.
-
-    Args:
-        runs: Each in a folder of its own.
-        reporter: Told what happens.
-        jobs: Trainings side by side, in processes with one thread each.
-        labelled: Gives the reporters of runs side by side, for a label each.
-    """
+    """Do every run that is not done yet; returns all results, in the order of the runs."""
     if jobs > 1 and is_distributed():
         raise ArgumentError(f"jobs must be 1 where torchrun has started several processes, got {jobs}")
     if not is_main_process():
@@ -263,7 +247,7 @@ def train_several(
 
 
 def _check_length(run: Job) -> None:
-    """A finished run is not made longer: its schedule would be another than that of the runs beside it."""
+    """Refuse to make a finished run longer: its schedule would be another than that of the runs beside it."""
     folder = RunFolder(run.folder)
     if not folder.is_run():
         return

@@ -55,7 +55,7 @@ def check_model_sizes(
 
 
 def may_generate(task: Task, run: Path) -> bool:
-    """Whether data of a run may be generated where its configuration says."""
+    """Return whether data of a run may be generated where its configuration says."""
     place = task.root.resolve()
     return any(place.is_relative_to(folder.resolve()) for folder in (DataConfig().folder(), run))
 
@@ -100,7 +100,7 @@ class LoadedRun:
         return self.task.objective().selecting
 
     def examples(self, split: Split) -> Examples:
-        """The examples of a split.
+        """Return the examples of a split.
 
         Args:
             split: "train", "validation" or "test".
@@ -115,7 +115,7 @@ class LoadedRun:
         return examples
 
     def evaluate(self, split: Split, *, draws: int, accelerator: Accelerator | None = None) -> Evaluation:
-        """All metrics on a split, averaged over draws of the frequencies.
+        """Compute all metrics on a split, averaged over draws of the frequencies.
 
         Args:
             split: "train", "validation" or "test".
@@ -133,7 +133,7 @@ class LoadedRun:
         )
 
     def at_start(self) -> nn.Module:
-        """The same model with the weights that the run started from."""
+        """Return the same model with the weights that the run started from."""
         model = build_model(self.config, self.task)
         put_weights(model, self.run.initial_weights(), self.folder / RunFolder.INITIAL)
         return model.eval()
@@ -210,7 +210,7 @@ class RunReader:
         self._damaged: list[str] = []
 
     def read(self, folders: Sequence[Path]) -> Iterator[LoadedRun]:
-        """The runs in these folders, and below them."""
+        """Yield the runs in these folders, and below them."""
         paths = {path.resolve(): path for folder in folders for path in find_runs(folder)}
         empty = [folder for folder in folders if not find_runs(folder)]
         if not paths:
@@ -242,13 +242,13 @@ class RunReader:
         return True
 
     def finish(self) -> None:
-        """To be called when everything is written."""
+        """Raise RunError if runs could not be read; to be called when everything is written."""
         if self._damaged:
             raise RunError(f"runs that can't be read were left out: {'; '.join(self._damaged)}")
 
 
 def _best_of(store: CheckpointStore, folder: Path) -> tuple[Checkpoint, str]:
-    """The best checkpoint that is whole, and what it is."""
+    """Return the best checkpoint that is whole, and what it is."""
     if best := store.newest("best"):
         return best, "best checkpoint" if store.is_last(best, "best") else "an earlier best checkpoint"
     if newest := store.newest("step"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from klformer.errors import ArgumentError, RunError
 from klformer.lab.data import BucketSampler, Examples, collate
 from klformer.lab.runs.load import LoadedRun
-from klformer.lab.runs.table_writer import TableWriter, writing_table
+from klformer.lab.runs.table_writer import writing_table
 from klformer.lab.tasks.base import InputChunk
 from klformer.lab.training.evaluation import evaluating, outputs_of_draws
 from klformer.noise import has_noise
@@ -39,25 +39,19 @@ class Answers:
 
 
 def predict_file(loaded: LoadedRun, path: Path, out: Path, *, draws: int, keep: Sequence[str] = ()) -> int:
-    """Write a prediction for every row of a file; returns how many there are.
-
-    Args:
-        out: .csv, .tsv, .jsonl or .parquet by its name; it is there when all rows are, or not at all.
-        draws: Draws of the frequencies.
-        keep: Columns of the file that are passed on.
-    """
+    """Write a prediction for every row of a file; returns how many there are."""
     _check_place(loaded, path, out)
     names = loaded.task.class_names() or _numbered(loaded)
     count = 0
-    with writing_table(out, _columns(loaded.task.row_column, names, keep)) as writer:
+    with writing_table(out, _columns(loaded.task.row_column, names, keep)) as write:
         for chunk in loaded.task.read_inputs(path, keep=keep, chunk=CHUNK):
-            _write(writer, chunk, answer(loaded, chunk, draws=draws), names)
+            write(list(_rows(chunk, answer(loaded, chunk, draws=draws), names)))
             count += len(chunk.rows)
     return count
 
 
 def _check_place(loaded: LoadedRun, path: Path, out: Path) -> None:
-    """Predictions take the place of no file that they are made from."""
+    """Refuse to write predictions over a file that they are made from."""
     files = [value for value in dict(loaded.config.data).values() if isinstance(value, Path)]
     read = [path, *files, *loaded.run.path.glob("*.*")]
     if out.exists() and any(file.exists() and out.samefile(file) for file in read):
@@ -65,7 +59,7 @@ def _check_place(loaded: LoadedRun, path: Path, out: Path) -> None:
 
 
 def answer(loaded: LoadedRun, chunk: InputChunk, *, draws: int) -> Answers:
-    """The mean of the model's answers over draws, and their deviation."""
+    """Return the mean of the model's answers over draws, and their deviation."""
     objective, model, training = loaded.task.objective(), loaded.model, loaded.config.training
     examples = Examples(chunk.sequences, np.zeros(len(chunk.rows), np.int64), chunk.second)
     mean = np.zeros((len(examples), objective.num_outputs))
@@ -88,7 +82,7 @@ def answer(loaded: LoadedRun, chunk: InputChunk, *, draws: int) -> Answers:
 
 
 def _numbered(loaded: LoadedRun) -> tuple[str, ...] | None:
-    """Classes without names are named by their numbers; a single output is no class."""
+    """Return numbers as names of classes that have none; a single output is no class."""
     outputs = loaded.task.objective().num_outputs
     return tuple(map(str, range(outputs))) if outputs > 1 else None
 
@@ -99,10 +93,6 @@ def _columns(row: tuple[str, type], names: Sequence[str] | None, keep: Sequence[
         return columns | {"prediction": float, "deviation": float}
     columns |= {"prediction": str, "probability": float, "deviation": float}
     return columns | {f"p({name})": float for name in names} | {f"deviation({name})": float for name in names}
-
-
-def _write(writer: TableWriter, chunk: InputChunk, answers: Answers, names: Sequence[str] | None) -> None:
-    writer.write(list(_rows(chunk, answers, names)))
 
 
 def _rows(chunk: InputChunk, answers: Answers, names: Sequence[str] | None) -> Iterator[list[Any]]:

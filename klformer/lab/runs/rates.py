@@ -13,27 +13,23 @@ FIELD = "optimiser.learning_rate"
 
 
 def at_rate(config: ExperimentConfig, rate: float) -> ExperimentConfig:
-    """The same run with another learning rate."""
+    """Return the same run with another learning rate."""
     optimiser = config.optimiser.model_copy(update={"learning_rate": rate})
     return config.model_copy(update={"optimiser": optimiser})
 
 
 def apart_from_rate(config: ExperimentConfig) -> str:
-    """What runs that differ in learning rate and seed alone have in common."""
+    """Return what runs that differ in learning rate and seed alone have in common."""
     return at_rate(config, 1.0).model_copy(update={"seed": 0}).model_dump_json()
 
 
 def best_rate(tried: Mapping[float, Mapping[str, Any]]) -> float:
-    """The learning rate that is best on validation; of equal ones, the largest.
-
-    Args:
-        tried: Results of runs that differ in nothing else, by their learning rates.
-    """
+    """Return the learning rate that is best on validation; of equal ones, the largest."""
     return _highest({rate: _rank(result) for rate, result in tried.items()})
 
 
 def rank_on_validation(metric: Metric, value: float | None) -> float:
-    """The higher the better; what is no number is worst."""
+    """Return a rank, the higher the better; what is no number is worst."""
     return -math.inf if value is None or math.isnan(value) else metric.rank(value)
 
 
@@ -46,14 +42,14 @@ def _highest(ranks: Mapping[float, float]) -> float:
 
 
 def on_validation(result: Mapping[str, Any]) -> float:
-    """The metric that a run was selected by, on validation."""
+    """Return the metric that a run was selected by, on validation."""
     value = result["validation"][result["metric"]]
     return float(value)
 
 
 def choice(runs: Sequence[tuple[int, float, float]]) -> tuple[float, list[float]] | None:
-    """The learning rate that is chosen by the first seed that was run with several, and those it was chosen from; None
-    if there is no such seed.
+    """Return the learning rate that is chosen by the first seed that was run with several, and those it was chosen
+    from; None if there is no such seed.
 
     Args:
         runs: Seed, learning rate and rank on validation, the higher the better, of every finished run of one model.
@@ -66,7 +62,8 @@ def choice(runs: Sequence[tuple[int, float, float]]) -> tuple[float, list[float]
 
 
 def at_chosen_rates(folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Without runs of learning rates that were tried and not chosen: what `klformer compare --learning-rates` makes.
+    """Leave out runs of learning rates that were tried and not chosen, as `klformer compare --learning-rates` makes
+    them.
 
     The choice is among runs that are finished.
     """

@@ -36,7 +36,7 @@ class Variant:
 
 
 def variants(config: ExperimentConfig, sweeps: Sequence[str]) -> list[Variant]:
-    """The configuration with every combination of the values that are given.
+    """Return the configuration with every combination of the values that are given.
 
     Args:
         sweeps: Like "model.dropout=0,0.1,0.3" or "attention.num_frequencies=32,64", each field once.

@@ -6,9 +6,9 @@ before it there, and control characters are written out. jsonl and parquet have 
 
 import csv
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +16,29 @@ from klformer.errors import ArgumentError
 from klformer.files import replacing
 from klformer.lab.terminal import harmless
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+#: Appends rows with a value for every column.
+Write = Callable[[Sequence[Sequence[Any]]], None]
 
 
-class TableWriter(ABC):
-    """Writes rows of values.
-
-    Args:
-        path: The file.
-        columns: Names, and what their values are: int, float or str.
-    """
-
-    def __init__(self, path: Path, columns: Mapping[str, type]) -> None:
-        self.path = path
-        self.columns = dict(columns)
-
-    @abstractmethod
-    def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Append rows, with a value for every column."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write what is left."""
+@contextmanager
+def writing_table(path: Path, columns: Mapping[str, type]) -> Iterator[Write]:
+    """Give a function that writes rows; they take the place of `path` at the end, if there was no error."""
+    if path.suffix not in _WRITERS:
+        raise ArgumentError(f"--out must end in one of {', '.join(_WRITERS)}, got {str(path)!r}")
+    with replacing(path) as temporary, _WRITERS[path.suffix](temporary, columns) as write:
+        yield write
 
 
-def _cell(value: Any) -> Any:
-    """A value as csv is to have it: no text is a formula, or commands a terminal."""
+@contextmanager
+def _delimited(path: Path, columns: Mapping[str, type], *, delimiter: str) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        writer.writerow(map(_harmless_cell, columns))
+        yield lambda rows: writer.writerows(map(_harmless_cell, row) for row in rows)
+
+
+def _harmless_cell(value: Any) -> Any:
+    """Return a value as csv is to have it: no text is a formula, or commands a terminal."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, str):
@@ -53,77 +50,43 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-class _Delimited(TableWriter):
-    delimiter = ","
+@contextmanager
+def _json_lines(path: Path, columns: Mapping[str, type]) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8") as file:
 
-    def __init__(self, path: Path, columns: Mapping[str, type]) -> None:
-        super().__init__(path, columns)
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._writer = csv.writer(self._file, delimiter=self.delimiter, lineterminator="\n")
-        self._writer.writerow(map(_cell, self.columns))
+        def write(rows: Sequence[Sequence[Any]]) -> None:
+            lines = (dict(zip(columns, row, strict=True)) for row in rows)
+            file.writelines(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)
 
-    def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        for row in rows:
-            self._writer.writerow(map(_cell, row))
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Tabbed(_Delimited):
-    delimiter = "\t"
-
-
-class _JsonLines(TableWriter):
-    def __init__(self, path: Path, columns: Mapping[str, type]) -> None:
-        super().__init__(path, columns)
-        self._file = path.open("w", encoding="utf-8")
-
-    def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        for row in rows:
-            line = dict(zip(self.columns, row, strict=True))
-            self._file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Parquet(TableWriter):
-    def __init__(self, path: Path, columns: Mapping[str, type]) -> None:
-        # Imported here: it takes half a second, and only parquet needs it.
-        import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet
-
-        super().__init__(path, columns)
-        self._arrow = pyarrow
-        types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
-        self._schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
-        self._writer = parquet.ParquetWriter(path, self._schema)
-
-    def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        arrays = []
-        for field, kind, values in zip(self._schema, self.columns.values(), zip(*rows, strict=True), strict=True):
-            cells = [None if value is None else str(value) for value in values] if kind is str else list(values)
-            arrays.append(self._arrow.array(cells, field.type))
-        self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-_WRITERS: Mapping[str, type[TableWriter]] = dict(
-    zip(SUFFIXES, (_Delimited, _Tabbed, _JsonLines, _Parquet), strict=True)
-)
+        yield write
 
 
 @contextmanager
-def writing_table(path: Path, columns: Mapping[str, type]) -> Iterator[TableWriter]:
-    """A writer; what it wrote takes the place of `path` at the end, if there was no error."""
-    if path.suffix not in _WRITERS:
-        raise ArgumentError(f"--out must end in one of {', '.join(SUFFIXES)}, got {str(path)!r}")
-    with replacing(path) as temporary:
-        writer = _WRITERS[path.suffix](temporary, columns)
-        try:
-            yield writer
-        finally:
-            writer.close()
+def _parquet(path: Path, columns: Mapping[str, type]) -> Iterator[Write]:
+    # Imported here: it takes half a second, and only parquet needs it.
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    types = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
+    with parquet.ParquetWriter(path, schema) as writer:
+
+        def write(rows: Sequence[Sequence[Any]]) -> None:
+            by_column = zip(columns.values(), zip(*rows, strict=True), strict=True)
+            cells = [list(map(_text, values)) if kind is str else values for kind, values in by_column]
+            arrays = [pyarrow.array(values, field.type) for values, field in zip(cells, schema, strict=True)]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+        yield write
+
+
+def _text(cell: Any) -> str | None:
+    return None if cell is None else str(cell)
+
+
+_WRITERS: Mapping[str, Callable[[Path, Mapping[str, type]], AbstractContextManager[Write]]] = {
+    ".csv": partial(_delimited, delimiter=","),
+    ".tsv": partial(_delimited, delimiter="\t"),
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}

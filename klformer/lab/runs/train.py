@@ -20,9 +20,8 @@ from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.init_from import PretrainedRun
 from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.lab.tasks import Split, Task
-from klformer.lab.training.callbacks import Callback, Milestones
+from klformer.lab.training.callbacks import Callback, KernelMovement, Milestones
 from klformer.lab.training.metrics import MOST_CLASSES, commonest_share
-from klformer.lab.training.movement import KernelMovement
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.processes import Layout, make_accelerator, make_layout, on_main_process
@@ -61,7 +60,11 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
             return run.config_so_far(config, resume=resume)
 
         before = on_main_process(enter)
-        result = _train(config, before, run, claim, accelerator, layout, reporter, resume=resume)
+        task = config.make_task(quiet=isinstance(reporter, SilentReporter))
+        trainer, splits = _prepare(config, before, task, run, claim, accelerator, layout, reporter, resume=resume)
+        trainer.run()
+        evaluated = _evaluate(config, task, trainer, splits)
+        result = _result(config, task, trainer, run) | evaluated
         if accelerator.is_main_process:
             run.write_result(result)
     reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
@@ -74,13 +77,13 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
 
 
 def is_no_better(test: Mapping[str, Any]) -> bool:
-    """Whether an accuracy is within two standard errors of the commonest class's, or below."""
+    """Return whether an accuracy is within two standard errors of the commonest class's, or below."""
     share = commonest_share(test)
     return bool(test["accuracy"] <= share + 2 * (share * (1 - share) / test["num_examples"]) ** 0.5)
 
 
 def _next_step(config: ExperimentConfig, run: RunFolder) -> str:
-    """What to try when nothing was learned that holds for other examples."""
+    """Return what to try when nothing was learned that holds for other examples."""
     steps = run.metrics("train")
     reached = sum(line["accuracy"] for line in steps[-5:]) / max(1, len(steps[-5:]))
     best = f"In training it was right in {100 * reached:.0f}% at the end"
@@ -92,9 +95,10 @@ def _next_step(config: ExperimentConfig, run: RunFolder) -> str:
     return f"{best}: try more --training.max-steps, another --optimiser.learning-rate{width}{pieces}"
 
 
-def _train(
+def _prepare(
     config: ExperimentConfig,
     before: ExperimentConfig | None,
+    task: Task,
     run: RunFolder,
     claim: Callable[[], None],
     accelerator: Accelerator,
@@ -102,12 +106,12 @@ def _train(
     reporter: Reporter,
     *,
     resume: bool,
-) -> dict[str, Any]:
-    """Train and evaluate; `before` is the configuration of a run that goes on.
+) -> tuple[Trainer, Mapping[Split, Examples]]:
+    """Make data and model, write the beginning of the run, and say what is going to happen.
 
-    The folder is made, by `claim`, when data and model are there: what fails before leaves nothing behind.
+    `before` is the configuration of a run that goes on. The folder is made, by `claim`, when data and model are there:
+    what fails before leaves nothing behind.
     """
-    task = config.make_task(quiet=isinstance(reporter, SilentReporter))
     source = encoder = None
     if before is None and config.init_from is not None:
         source = PretrainedRun(config.init_from, reporter.say)
@@ -158,21 +162,22 @@ def _train(
     if going_on:
         reporter.say(f"going on after step {trainer.progress.step}")
         _note_other_schedule(config, before, reporter)
-    trainer.run()
+    return trainer, splits
+
+
+def _evaluate(
+    config: ExperimentConfig, task: Task, trainer: Trainer, splits: Mapping[Split, Examples]
+) -> dict[str, dict[str, Any]]:
+    """Evaluate the best model on validation, test and whatever else the task is tested on."""
     with trainer.final_evaluation():
         trainer.load_best()
+        tests = {"validation": splits["validation"], "test": splits["test"], **task.further_tests()}
         draws = config.training.evaluation_draws
-        result = {
-            "validation": trainer.evaluate(splits["validation"], draws=draws).as_dict(),
-            "test": trainer.evaluate(splits["test"], draws=draws).as_dict(),
-        }
-        for name, examples in task.further_tests().items():
-            result[name] = trainer.evaluate(examples, draws=draws).as_dict()
-    return _result(config, task, model, trainer, run) | result
+        return {name: trainer.evaluate(examples, draws=draws).as_dict() for name, examples in tests.items()}
 
 
 def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective) -> list[Callback]:
-    """How far kernels move, and milestones, where the selecting metric has some."""
+    """Make callbacks that measure how far kernels move, and note milestones where the selecting metric has some."""
     metric, keep = objective.selecting, config.training.keep_milestones
     # Where weights are shared out, no process has a whole kernel to look at.
     callbacks: list[Callback] = [KernelMovement(nn.Identity() if config.parallel.shard else model)]
@@ -184,7 +189,8 @@ def _callbacks(config: ExperimentConfig, model: nn.Module, objective: Objective)
 
 
 def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
-    """What is in the result.json of a run with exactly this configuration; None if it is not done, or another."""
+    """Return what is in the result.json of a run with exactly this configuration; None if it is not done, or
+    another."""
     run = RunFolder(folder)
     if not run.is_run() or run.config() != config:
         return None
@@ -195,7 +201,7 @@ def finished_result(config: ExperimentConfig, folder: Path) -> dict[str, Any] | 
 
 
 def _check_end(config: ExperimentConfig, before: ExperimentConfig | None, trainer: Trainer, run: RunFolder) -> None:
-    """A run that goes on must not be past the end that it is given now: it would be called another than it is."""
+    """Refuse to go on with a run that is past the end that it is given now: it would be called another than it is."""
     progress, target = trainer.progress, config.training.target
     if trainer.total_steps < progress.step:
         raise RunError(
@@ -265,7 +271,7 @@ def _introduce(
 
 
 def notes_of_splits(task: Task, splits: Mapping[Split, Examples]) -> Iterator[str]:
-    """What makes a result say little: a small test set, and classes that a split lacks."""
+    """Yield what makes a result say little: a small test set, and classes that a split lacks."""
     if (size := len(splits["test"])) < FEW_TESTS:
         yield f"the test set has only {size} examples: each that is right or wrong counts {100 / size:.1f} points"
     objective = task.objective()
@@ -276,7 +282,7 @@ def notes_of_splits(task: Task, splits: Mapping[Split, Examples]) -> Iterator[st
                 yield f"{split} has no example of {len(absent)} of {len(names)} classes, such as {absent[0]}"
 
 
-def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Trainer, run: RunFolder) -> dict[str, Any]:
+def _result(config: ExperimentConfig, task: Task, trainer: Trainer, run: RunFolder) -> dict[str, Any]:
     progress, metric = trainer.progress, trainer.metric
     from_callbacks = [item for callback in trainer.callbacks for item in callback.result().items()]
     return {
@@ -289,7 +295,7 @@ def _result(config: ExperimentConfig, task: Task, model: nn.Module, trainer: Tra
         "metric_higher_is_better": metric.higher_is_better,
         "metric_percent": metric.percent,
         "protocol": task.describe_protocol(),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "steps": progress.step,
         "best_step": progress.best_step,
         **dict(from_callbacks),

@@ -2,11 +2,10 @@
 
 A task reads the parts that its data comes in. Where no validation set comes with the data, the protocol makes one:
 
-- "lra": validation is the test set, as Long Range Arena does it for text. The model is selected on what it is
-  reported on.
+- "lra": validation is the test set, as Long Range Arena does it. The model is selected on what it is reported on.
 - "holdout": validation is a seeded random part of the training set; the test set is used once, at the end.
 
-Where the data has an official validation set (listops, retrieval), both protocols use it. Where it has no test set
+Where the data has an official validation set, both protocols use it. Where it has no test set
 either, as a single table of somebody's own, another part of the training set is held out for that.
 
 Most tasks know their shape and their classes. Others find them in their data: those give them as JSON from `learn`, a
@@ -27,7 +26,7 @@ from klformer.attention import AttentionSpec
 from klformer.checks import check_choice
 from klformer.errors import ArgumentError, ArgumentTypeError, DataError
 from klformer.lab.data import Examples, InputShape, Sequences
-from klformer.lab.tasks.config import DataConfig, Split
+from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
 from klformer.lab.tasks.files import exists, is_folder
 from klformer.lab.tasks.presets import Preset
 from klformer.lab.training.objective import Objective
@@ -154,10 +153,14 @@ class Task(ABC):
         self.sizes: dict[Split, int] = {}
         #: Splits that have fewer examples than their limit.
         self._below_limit: dict[Split, int] = {}
+        self._set_up()
+
+    def _set_up(self) -> None:  # noqa: B027 - most tasks have nothing to set
+        """Set what depends on the options."""
 
     @abstractmethod
     def read(self, part: Split) -> Examples:
-        """A part as the data has it, all of it. A task implements this one.
+        """Read a part as the data has it, all of it. A task implements this one.
 
         Args:
             part: "train", "validation" or "test". Which parts are asked for is told by `validation_source` and
@@ -171,17 +174,17 @@ class Task(ABC):
         """
 
     def location(self) -> str:
-        """Where the data is read from, or will be generated to, in words."""
+        """Return where the data is read from, or will be generated to, in words."""
         return "memory (generated from data.seed)" if self.in_memory else str(self.root)
 
     def shape(self) -> InputShape:
-        """The form of the sequences: what the class says, if nothing else is known."""
+        """Return the form of the sequences: what the class says, if nothing else is known."""
         return InputShape(
             max_len=self.max_len, vocab_size=self.vocab_size, input_dim=self.input_dim, is_pair=self.is_pair
         )
 
     def objective(self) -> Objective:
-        """What is learned: classes, if nothing else is said.
+        """Return what is learned: classes, if nothing else is said.
 
         Raises:
             ArgumentError: the data has no targets.
@@ -189,7 +192,7 @@ class Task(ABC):
         return Classification(num_classes=self.num_classes)
 
     def model(self, attention: AttentionSpec | tuple[AttentionSpec, ...]) -> nn.Module | None:
-        """A model of the task's own, around an attention.
+        """Return a model of the task's own, around an attention.
 
         Args:
             attention: One for all layers, or one for each.
@@ -200,15 +203,16 @@ class Task(ABC):
         return None
 
     def guess(self) -> float | None:
-        """The selecting metric of somebody who guesses, if that is known."""
+        """Return the selecting metric of guessing, if that is known."""
         return self.chance
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes in the order of their numbers; None if they have none, or if there are no classes."""
+        """Return names of the classes in the order of their numbers; None if they have none, or if there are no
+        classes."""
         return None
 
     def learn(self) -> Knowledge:
-        """What shape and objective depend on and only the training data tells, as JSON; nothing for most tasks.
+        """Find what shape and objective depend on and only the training data tells, as JSON; nothing for most tasks.
 
         Raises:
             DataError: the training data is missing or malformed.
@@ -226,14 +230,15 @@ class Task(ABC):
         """
 
     def adopt(self, knowledge: Knowledge) -> None:  # noqa: B027 - most tasks have nothing to choose
-        """Before learning: read inputs as the run did from which weights are taken, as far as there is a choice.
+        """Choose, before learning, to read inputs as the run did from which weights are taken, as far as there is a
+        choice.
 
         Args:
             knowledge: What that run's task had learned.
         """
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        """Rows of a file without labels, so many at a time, to predict their targets.
+        """Read rows of a file without labels, so many at a time, to predict their targets.
 
         Args:
             path: The file, or a folder of files.
@@ -259,24 +264,21 @@ class Task(ABC):
             >>> chunks[0].rows, chunks[0].kept, chunks[0].sequences.lengths
             ([1], [(7,)], array([9]))
         """
-        raise ArgumentError(
-            f"{self.name} reads no inputs from other files, because its sequences are made, not collected; predict is "
-            "for text, retrieval, listops, image, csv, folder and the GLUE tasks"
-        )
+        raise ArgumentError(f"{self.name} reads no inputs from other files: its sequences are made, not collected")
 
     def detail(self) -> str:
-        """What tells this data from others of the same task in names and tables; nothing for most tasks."""
+        """Return what tells this data from others of the same task in names and tables; nothing for most tasks."""
         return ""
 
     def label(self) -> str:
-        """The task as tables and figures name it: its title with the detail."""
+        """Return the task as tables and figures name it: its title with the detail."""
         return f"{self.title or self.name} {self.detail()}".strip()
 
     def prepare(self) -> None:  # noqa: B027 - most tasks have nothing to prepare
         """Make sure that generated data exists. With several processes, call it in one of them first."""
 
     def load(self, split: Split) -> Examples:
-        """The examples of a split, after the protocol; a random subset where there are more than the limit.
+        """Load the examples of a split, after the protocol; a random subset where there are more than the limit.
 
         Args:
             split: "train", "validation" or "test".
@@ -300,15 +302,15 @@ class Task(ABC):
         return examples.take(np.sort(generator.permutation(len(examples))[:limit]))
 
     def validation_source(self) -> Literal["file", "train", "test"]:
-        """What validation is made of: its own file, a part of train that is held out, or test."""
+        """Return what validation is made of: its own file, a part of train that is held out, or test."""
         return "test" if self.config.protocol == "lra" else "train"
 
     def test_source(self) -> Literal["file", "train"]:
-        """What test is made of: its own file, or a part of train that is held out."""
+        """Return what test is made of: its own file, or a part of train that is held out."""
         return "file"
 
     def describe_protocol(self) -> str:
-        """One line for reports: what the model is selected on."""
+        """Describe in one line what the model is selected on."""
         source = self.validation_source()
         if source == "test":
             return "validation on the test set (protocol lra)"
@@ -320,13 +322,13 @@ class Task(ABC):
         return f"{validation}; {test} used once, at the end"
 
     def is_official(self) -> bool:
-        """Whether the data is in the files that `official_sizes` speaks of."""
+        """Return whether the data is in the files that `official_sizes` speaks of."""
         return True
 
     def notes(self) -> list[str]:
-        """Notes for the user: a sentence for each part that was read and has another size than the official file, as it
-        may be cut, for each split that has fewer examples than its limit, and whatever else a task finds worth
-        saying of its files."""
+        """Return notes for the user: a sentence for each part that was read and has another size than the official
+        file, as it may be cut, for each split that has fewer examples than its limit, and whatever else a task finds
+        worth saying of its files."""
         few = [
             f"{split} has {size:,} examples, fewer than {split}_limit {self.config.limit(split):,}; all are used"
             for split, size in self._below_limit.items()
@@ -340,11 +342,12 @@ class Task(ABC):
         ]
 
     def facts(self) -> dict[str, Any]:
-        """What a result is to say of the data, as JSON."""
+        """Return what a result is to say of the data, as JSON."""
         return {}
 
     def further_tests(self) -> Mapping[str, Examples]:
-        """More examples to evaluate on in the end, by the name that the result has them under; none for most tasks."""
+        """Return more examples to evaluate on in the end, by the name that the result has them under; none for most
+        tasks."""
         return {}
 
     def _holdout_fraction(self) -> float:
@@ -372,7 +375,7 @@ class Task(ABC):
         return self._cut(examples, end - size if split in held_out else 0, end)
 
     def _cut(self, examples: Examples, start: int, end: int) -> Examples:
-        """What a split gets of examples that are held out in part: a piece of a seeded random order."""
+        """Return a split's share of examples that are held out in part: a piece of a seeded random order."""
         order = np.random.default_rng((self.config.seed, _HOLDOUT_STREAM)).permutation(len(examples))
         if self.config.stratified and examples.targets.dtype == np.int64 and examples.targets.ndim == 1:
             # The examples of each class evenly spread, so that every piece has its share of them.
@@ -396,3 +399,30 @@ class Task(ABC):
         examples = self.read(part)
         self.sizes[part] = len(examples)
         return examples
+
+
+class GeneratedTask(Task):
+    """A task whose three parts are generated in memory, each from a stream of random numbers of its own."""
+
+    is_generated: ClassVar[bool] = True
+    in_memory: ClassVar[bool] = True
+    data_config: ClassVar[type[DataConfig]] = GeneratedData
+    default_num_examples: ClassVar[int]
+    #: Examples of validation, and of test.
+    held_out: ClassVar[int]
+
+    config: GeneratedData
+
+    @abstractmethod
+    def _make(self, generator: np.random.Generator, count: int) -> Examples:
+        """Return so many examples."""
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file"
+
+    def describe_protocol(self) -> str:
+        return "training, validation and test are generated apart; test set used once, at the end"
+
+    def read(self, part: Split) -> Examples:
+        count = (self.config.num_examples or self.default_num_examples) if part == "train" else self.held_out
+        return self._make(np.random.default_rng((self.config.seed, get_args(Split).index(part))), count)

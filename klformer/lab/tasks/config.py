@@ -57,7 +57,7 @@ class DataConfig(Config):
     """Seed of generated data, of the part that is held out and of random subsets."""
 
     def folder(self) -> Path:
-        """The folder of the data: `root`, else KLFORMER_DATA, else klformer in the cache folder."""
+        """Return the folder of the data: `root`, else KLFORMER_DATA, else klformer in the cache folder."""
         if self.root is not None:
             return self.root.expanduser()
         if chosen := os.environ.get("KLFORMER_DATA"):
@@ -65,11 +65,11 @@ class DataConfig(Config):
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "klformer"
 
     def absolute(self) -> Self:
-        """The same with absolute paths: a run is to find its data from any other folder."""
+        """Return the same with absolute paths: a run is to find its data from any other folder."""
         return _absolute(self)
 
     def limit(self, split: Split) -> int | None:
-        """The size of the random subset of a split; None for all of it.
+        """Return the size of the random subset of a split; None for all of it.
 
         Args:
             split: "train", "validation" or "test".

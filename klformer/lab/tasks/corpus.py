@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -18,10 +18,11 @@ from klformer.files import sha256
 from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
 from klformer.lab.data.token_store import TokenStore
-from klformer.lab.tasks.base import Knowledge, Task
+from klformer.lab.tasks.base import Knowledge
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, first_existing, is_folder, nothing_usable, reading, say
 from klformer.lab.tasks.inputs import TextInputs, inputs_from_json
+from klformer.lab.tasks.own import OwnFiles
 from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
 from klformer.lab.tokens import Tokens, TokensConfig, make_tokens
 from klformer.lab.training.objective import Objective
@@ -96,15 +97,8 @@ PRESETS: Mapping[str, Preset] = {
 }  # fmt: skip
 
 
-class Corpus(Task):
+class Corpus(OwnFiles):
     """Texts to pretrain on, cut into blocks of `max_len` tokens.
-
-    Args:
-        config: Where the texts are, and how they become tokens.
-        quiet: Say nothing while tokenising.
-
-    Raises:
-        ArgumentTypeError: the configuration is another task's.
 
     Examples:
         >>> import tempfile
@@ -129,8 +123,7 @@ class Corpus(Task):
 
     config: CorpusData
 
-    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    def _set_up(self) -> None:
         self._inputs: TextInputs | None = None
         self._adopted: Knowledge = {}
         self._store = TokenStore(DataConfig().folder() / "tokens")
@@ -166,11 +159,8 @@ class Corpus(Task):
             return ""
         return files[0].stem if len(files) == 1 and files[0].name not in _WIKI["train"] else files[0].parent.name
 
-    def validation_source(self) -> Literal["file", "train", "test"]:
-        return "file" if self._files("validation") else "train"
-
-    def test_source(self) -> Literal["file", "train"]:
-        return "file" if self._files("test") else "train"
+    def _has(self, part: Split) -> bool:
+        return bool(self._files(part))
 
     def read(self, part: Split) -> Examples:
         ids = self._ids(part)
@@ -184,7 +174,7 @@ class Corpus(Task):
         return Examples(Sequences(ids[: offsets[-1]], offsets), np.zeros(count, np.int64))
 
     def _cut(self, examples: Examples, start: int, end: int) -> Examples:
-        """Held out are the last blocks, as they are: nothing of a mapped file is copied."""
+        """Hold out the last blocks, as they are: nothing of a mapped file is copied."""
         offsets = examples.first.offsets[start : end + 1]
         values = examples.first.values[offsets[0] : offsets[-1]]
         return Examples(Sequences(values, offsets - offsets[0]), examples.targets[start:end])
@@ -216,7 +206,7 @@ class Corpus(Task):
             yield np.concatenate(tokens.encode(lines))
 
     def _sample(self) -> Iterator[str]:
-        """Lines to learn from."""
+        """Yield lines to learn from."""
         files = self._files("train")
         if not files:
             raise nothing_usable(self.root, self._looked_for())

@@ -12,7 +12,7 @@ from klformer.errors import DataError
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import first_existing, nothing_usable
 from klformer.lab.tasks.inputs import InputKind
-from klformer.lab.tasks.own import RowsTask
+from klformer.lab.tasks.own import OwnFiles, RowsTask
 from klformer.lab.tasks.presets import LAPTOP_OWN_DATA, Preset
 from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, TableFormat, read_table
 from klformer.lab.tasks.targets import TargetKind
@@ -71,7 +71,7 @@ class CsvData(DataConfig, TableFormat):
     """How texts become sequences."""
 
 
-class Csv(RowsTask):
+class Csv(OwnFiles, RowsTask):
     """Tables of one's own: a row is an example.
 
     Examples:
@@ -121,11 +121,8 @@ class Csv(RowsTask):
             return ""
         return train.parent.name if train.stem == "train" else train.stem
 
-    def validation_source(self) -> Literal["file", "train", "test"]:
-        return "train" if self._path("validation") is None else "file"
-
-    def test_source(self) -> Literal["file", "train"]:
-        return "train" if self._path("test") is None else "file"
+    def _has(self, part: Split) -> bool:
+        return self._path(part) is not None
 
     def kinds(self) -> tuple[InputKind, TargetKind, TokensConfig]:
         return self.config.inputs, self.config.target, self.config.tokens
@@ -151,7 +148,7 @@ class Csv(RowsTask):
     def _rows(
         self, path: Path, columns: Sequence[str], flags: Sequence[str], *, needed: int | None
     ) -> Iterator[tuple[Place, tuple[Any, ...]]]:
-        """The rows of a table without those that are to be left out; the first `needed` fields must be there."""
+        """Yield the rows of a table without those that are to be left out; the first `needed` fields must be there."""
         for place, fields in read_table(path, columns, self.config, flags=flags):
             missing = [name for name, field in zip(columns, fields[:needed], strict=False) if _is_missing(field)]
             if missing:
@@ -169,7 +166,7 @@ class Csv(RowsTask):
         return super().parsed(place, cells)
 
     def notes(self) -> list[str]:
-        """Those of every table, and how many rows of each file are not complete."""
+        """Add how many rows of each file are not complete."""
         done = "left out" if self.config.on_missing == "skip" else "read as empty"
         return super().notes() + [
             f"rows of {path.name} without a text or a label: {len(rows):,}, {done}; the first is in line {min(rows)}"
@@ -196,7 +193,7 @@ class Csv(RowsTask):
 
 
 def _is_missing(cell: Any) -> bool:
-    """Whether there is nothing in a field: no text, null, or not a number."""
+    """Return whether there is nothing in a field: no text, null, or not a number."""
     return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
 
 

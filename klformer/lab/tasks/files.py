@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from klformer.errors import DataError
 from klformer.files import check_regular, parse_json, sha256, write_text
+from klformer.lab.data import Examples
+from klformer.lab.tasks.config import DataConfig, Split
 
 
 @contextmanager
@@ -36,7 +39,7 @@ def progress(description: str, total: int, *, quiet: bool) -> Iterator[Callable[
 
 
 def say(message: str, *, quiet: bool) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     if not quiet:
         Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(message)
 
@@ -47,16 +50,12 @@ _ABANDONED = 600
 
 
 def exists(path: Path) -> bool:
-    """Whether a file or folder is there.
-
-    Raises:
-        DataError: nobody knows, because a folder may not be entered or the name is too long.
-    """
+    """Return whether a file or folder is there."""
     return _mode(path) is not None
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there. Raises as `exists`."""
+    """Return whether a folder is there. Raises as `exists`."""
     mode = _mode(path)
     return mode is not None and stat.S_ISDIR(mode)
 
@@ -72,11 +71,7 @@ def _mode(path: Path) -> int | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder, sorted; nothing if there is no folder.
-
-    Raises:
-        DataError: it can't be read, where `Path.glob` would find nothing.
-    """
+    """Return what is in a folder, sorted; nothing if there is no folder."""
     if not is_folder(folder):
         return []
     with reading(folder):
@@ -84,7 +79,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def first_existing(paths: Iterable[Path]) -> Path | None:
-    """The first of the paths that is there. Raises as `exists`."""
+    """Return the first of the paths that is there. Raises as `exists`."""
     return next((path for path in paths if exists(path)), None)
 
 
@@ -101,18 +96,25 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers, from 1, and lines without their ends, which the last may lack. Raises DataError as `reading`."""
+    """Yield line numbers, from 1, and lines without their ends, which the last may lack. Raises DataError as
+    `reading`."""
     with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield number, line.rstrip(b"\r\n")
 
 
-def parse_label(text: str, num_classes: int, *, file: Path, line: int | None = None) -> int:
-    """A label written as 3 or 3.0.
+def read_tabbed(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[bytes]]]:
+    """Give line numbers, from 1, and the fields of lines between tabs, without any quoting."""
+    for number, line in read_lines(path):
+        fields = line.split(b"\t")
+        if len(fields) != len(names):
+            described = f"{len(names)} fields ({', '.join(names)}) between tabs"
+            raise DataError(f"a row must have {described}, got {len(fields)}", file=path, line=number)
+        yield number, fields
 
-    Raises:
-        DataError: it is not a whole number from 0 to num_classes - 1.
-    """
+
+def parse_label(text: str, num_classes: int, *, file: Path, line: int | None = None) -> int:
+    """Parse a label written as 3 or 3.0."""
     try:
         value = float(text)
     except ValueError:
@@ -129,7 +131,7 @@ _REFUSAL: ContextVar[str | None] = ContextVar("_REFUSAL", default=None)
 
 @contextmanager
 def only_reading(remedy: str) -> Iterator[None]:
-    """Inside, data that is not there is an error, which ends with the remedy, and is not generated."""
+    """Raise an error that ends with the remedy, where data that is not there would be generated."""
     token = _REFUSAL.set(remedy)
     try:
         yield
@@ -142,10 +144,6 @@ class GeneratedFolder:
 
     Without a manifest the generation was interrupted, and is to be done again. A file that does not agree with the
     manifest was changed afterwards, which is an error: nothing says that it may be overwritten.
-
-    Args:
-        path: The folder.
-        settings: What the files are generated from, as JSON knows it.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -157,16 +155,12 @@ class GeneratedFolder:
         return exists(self.path / MANIFEST)
 
     def describe(self) -> str:
-        """Where it is, and whether it is there yet."""
+        """Say where it is, and whether it is there yet."""
         return f"{self.path} ({'generated' if self.is_complete else 'will be generated'})"
 
     def open(self, *, quiet: bool) -> None:
         """Make the folder before anything is generated, which may take long; say so if an earlier generation was
-        interrupted, and delete what a process that was killed left.
-
-        Raises:
-            DataError: it can't be written, or data is only to be read here.
-        """
+        interrupted, and delete what a process that was killed left."""
         if (remedy := _REFUSAL.get()) is not None:
             raise DataError(f"the data is not there{remedy}", file=self.path)
         try:
@@ -192,11 +186,7 @@ class GeneratedFolder:
         write_text(self.path / MANIFEST, json.dumps({"settings": self.settings, "files": files}, indent=2) + "\n")
 
     def verified(self, name: str) -> tuple[Path, int]:
-        """The path and the number of rows of a file, which is as it was written.
-
-        Raises:
-            DataError: the file is missing, or it or the manifest was changed.
-        """
+        """Return the path and the number of rows of a file, which is as it was written."""
         remedy = f"delete the folder {self.path} and it is generated again"
         manifest_path = self.path / MANIFEST
         try:
@@ -218,8 +208,40 @@ class GeneratedFolder:
         return path, rows
 
 
+@dataclass(frozen=True)
+class Source:
+    """A place that the parts of a task's data are read from.
+
+    Args:
+        where: The place, in words.
+        read: Gives a part.
+        has_validation: There is a validation set of its own.
+        is_official: The files are the data set's own.
+    """
+
+    where: str
+    read: Callable[[Split], Examples]
+    has_validation: bool = False
+    is_official: bool = True
+
+
+def hub_or_nothing(config: DataConfig, name: str, looked_for: Sequence[str], read: Callable[[Any], Examples]) -> Source:
+    """Return the hub; for a folder that the user has named an error, as no other data takes its place."""
+    root = config.folder()
+
+    def nothing(part: Split) -> Examples:
+        raise nothing_usable(root, looked_for)
+
+    def from_hub(part: Split) -> Examples:
+        return read(load_from_hub(name, part, root=root, looked_for=looked_for))
+
+    if config.root is not None:
+        return Source(f"{root} (nothing found: {', '.join(looked_for)})", nothing)
+    return Source(f"the hub, {name} (nothing found in {root})", from_hub)
+
+
 def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str]) -> Any:
-    """A split of a data set of the hub."""
+    """Load a split of a data set of the hub."""
     problem = f"put one of {', '.join(looked_for)} here; none was found, and the hub did not give {name!r}"
     try:
         # Imported here: it takes a second, and local data does not need it.
@@ -236,7 +258,7 @@ def load_from_hub(name: str, split: str, *, root: Path, looked_for: Sequence[str
 
 @contextmanager
 def _without_retries() -> Iterator[None]:
-    """The client tells of every attempt; to the user there is one, and one error."""
+    """Silence the client, which tells of every attempt; to the user there is one, and one error."""
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -249,5 +271,5 @@ def _without_retries() -> Iterator[None]:
 
 
 def nothing_usable(root: Path, looked_for: Sequence[str]) -> DataError:
-    """An error for a folder that the user named and that has nothing of what was looked for."""
+    """Make an error for a folder that the user named and that has nothing of what was looked for."""
     return DataError(f"has none of {', '.join(looked_for)}; --data.root must be the folder with one of them", file=root)

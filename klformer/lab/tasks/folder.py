@@ -10,26 +10,25 @@ to 255 in grey, and a vector of three in colour.
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from klformer.errors import ArgumentError, DataError, RunError
+from klformer.errors import ArgumentError, DataError
 from klformer.files import check_regular
 from klformer.lab.data import Examples, InputShape, Sequences
 from klformer.lab.data.sequences import AnyArray
-from klformer.lab.tasks.base import InputChunk, Knowledge, Task
+from klformer.lab.tasks.base import InputChunk, Knowledge
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, is_folder, nothing_usable
 from klformer.lab.tasks.inputs import chunks_of_images
+from klformer.lab.tasks.own import LabelledTask, OwnFiles
 from klformer.lab.tasks.presets import LAPTOP_OWN_DATA, Preset
-from klformer.lab.tasks.targets import Classes, targets_from_json
-from klformer.lab.training.objective import Objective
+from klformer.lab.tasks.targets import Classes
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-_PARTS: tuple[Split, ...] = ("train", "validation", "test")
 _LOOKED_FOR = ("CLASS/*.{png,jpg,jpeg}", "train/CLASS/*.{png,jpg,jpeg}")
 
 
@@ -52,15 +51,8 @@ class FolderData(DataConfig):
         return self
 
 
-class Folder(Task):
+class Folder(OwnFiles, LabelledTask):
     """Folders of images: each folder is a class.
-
-    Args:
-        config: Where the images are, and what is made of them.
-        quiet: Say nothing while reading.
-
-    Raises:
-        ArgumentTypeError: the configuration is another task's.
 
     Examples:
         >>> import tempfile
@@ -91,14 +83,13 @@ class Folder(Task):
 
     config: FolderData
 
-    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    def _set_up(self) -> None:
+        super()._set_up()
         length = (self.config.size // self.config.patch) ** 2
-        self.max_len = min(length, config.max_len or length)
-        self._classes: Classes | None = None
+        self.max_len = min(length, self.config.max_len or length)
 
     def location(self) -> str:
-        return str(self.root) if self._has_images() else f"{self.root} (nothing found: {', '.join(_LOOKED_FOR)})"
+        return str(self.root) if self._has("train") else f"{self.root} (nothing found: {', '.join(_LOOKED_FOR)})"
 
     def detail(self) -> str:
         return self.root.name
@@ -112,51 +103,24 @@ class Folder(Task):
             raise DataError(f"must have two folders of images or more, one a class, got {only}", file=self.root)
         return {"targets": Classes({name: len(paths) for name, paths in files.items()}).as_json()}
 
-    def know(self, knowledge: Knowledge) -> None:
-        targets = targets_from_json(knowledge.get("targets", {}))
-        if not isinstance(targets, Classes):
-            raise RunError("what the run remembers of its labels is damaged: they must be classes")
-        self._classes = targets
-
-    @property
-    def classes(self) -> Classes:
-        """The classes, by the names of their folders."""
-        if self._classes is None:
-            self.know(self.learn())
-        assert self._classes is not None
-        return self._classes
-
-    def class_names(self) -> tuple[str, ...]:
-        return self.classes.names
-
-    def guess(self) -> float | None:
-        return self.classes.guess
-
-    def objective(self) -> Objective:
-        return self.classes.objective()
-
     def shape(self) -> InputShape:
         if self._is_tokens():
             return InputShape(max_len=self.max_len, vocab_size=256)
         return InputShape(max_len=self.max_len, input_dim=self.config.patch**2 * (3 if self.config.colour else 1))
 
-    def validation_source(self) -> Literal["file", "train", "test"]:
-        return "file" if self._files("validation") else "train"
-
-    def test_source(self) -> Literal["file", "train"]:
-        return "file" if self._files("test") else "train"
+    def _has(self, part: Split) -> bool:
+        return bool(self._files(part))
 
     def read(self, part: Split) -> Examples:
-        rows, targets, files = [], [], self._files(part)
+        rows, labels, files = [], [], self._files(part)
         if not files:
             raise nothing_usable(self.root, _LOOKED_FOR)
         for name, paths in files.items():
-            if name not in self.classes.counts:
-                known = ", ".join(self.class_names())
-                raise DataError(f"is no class of train; those are {known}", file=paths[0].parent)
+            if name not in (known := self.class_names() or ()):
+                raise DataError(f"is no class of train; those are {', '.join(known)}", file=paths[0].parent)
             rows += [self._sequence(path) for path in paths]
-            targets += [self.classes.encode(name)] * len(paths)
-        return Examples(Sequences.from_matrix(np.stack(rows)), self.classes.as_array(targets))
+            labels += [self.targets.encode(name)] * len(paths)
+        return Examples(Sequences.from_matrix(np.stack(rows)), self.targets.as_array(labels))
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
         return chunks_of_images(path, keep, chunk, SUFFIXES, self._sequence)
@@ -164,11 +128,8 @@ class Folder(Task):
     def _is_tokens(self) -> bool:
         return self.config.patch == 1 and not self.config.colour
 
-    def _has_images(self) -> bool:
-        return bool(self._files("train"))
-
     def _files(self, part: Split) -> dict[str, list[Path]]:
-        """The images of a part by class; nothing if there are none."""
+        """Return the images of a part by class; nothing if there are none."""
         has_parts = is_folder(self.root / "train")
         if not has_parts and part != "train":
             return {}
@@ -180,7 +141,7 @@ class Folder(Task):
         return found
 
     def _sequence(self, path: Path) -> AnyArray:
-        """An image as tokens (length,), or as vectors (length, width)."""
+        """Read an image as tokens (length,), or as vectors (length, width)."""
         pixels = read_image(path, self.config.size, colour=self.config.colour)
         if self._is_tokens():
             return pixels.reshape(-1)[: self.max_len]
@@ -191,7 +152,7 @@ class Folder(Task):
 
 
 def read_image(path: Path, size: int, *, colour: bool) -> NDArray[np.uint8]:
-    """An image as a square: (size, size), or (size, size, 3) in colour."""
+    """Read an image as a square: (size, size), or (size, size, 3) in colour."""
     # Imported here: only images in files need it.
     from PIL import Image, ImageOps, UnidentifiedImageError
 

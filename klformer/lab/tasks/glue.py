@@ -20,12 +20,12 @@ from klformer.lab.data import Examples
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.corpus import GLUE_MODEL, GLUE_OPTIMISER, SMALL_MODEL
-from klformer.lab.tasks.files import first_existing, reading
+from klformer.lab.tasks.files import first_existing
 from klformer.lab.tasks.inputs import InputKind
 from klformer.lab.tasks.own import RowsTask
 from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
 from klformer.lab.tasks.registry import register_task
-from klformer.lab.tasks.tables import Place
+from klformer.lab.tasks.tables import Place, TableFormat, read_table
 from klformer.lab.tasks.targets import Number, TargetKind
 from klformer.lab.tokens import TokensConfig
 from klformer.lab.training.objective import Objective
@@ -102,8 +102,8 @@ class GlueTask(RowsTask):
 
     config: GlueData
 
-    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    def _set_up(self) -> None:
+        super()._set_up()
         self._left_out: dict[str, int] = {}
 
     def location(self) -> str:
@@ -131,7 +131,7 @@ class GlueTask(RowsTask):
 
     def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
         texts = self.layout.texts
-        for place, fields in _read(path, (*texts, *keep), header=(), cut=None):
+        for place, fields in read_table(path, (*texts, *keep), TableFormat(delimiter="\t", quoted=False)):
             yield place, fields[: len(texts)], fields[len(texts) :]
 
     def _rows(self, stem: str) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
@@ -141,9 +141,13 @@ class GlueTask(RowsTask):
                 f"has no {layout.folder}/train.tsv; --data.root must be the folder of GLUE's tree", file=self.root
             )
         path = folder / f"{stem}.tsv"
+        written = TableFormat(delimiter="\t", quoted=False, column_names=layout.header)
         cut: list[int] | None = [] if layout.may_be_cut else None
-        for place, fields in _read(path, (*layout.texts, layout.label), header=layout.header, cut=cut):
-            yield place, fields[:-1], fields[-1]
+        for place, fields in read_table(path, (*layout.texts, layout.label), written, cut=cut):
+            if cut is not None and not all(field.strip() for field in fields):
+                cut.append(place.number)
+            else:
+                yield place, fields[:-1], fields[-1]
         self._left_out[path.name] = len(cut or ())
 
     def _folder(self) -> Path | None:
@@ -151,36 +155,6 @@ class GlueTask(RowsTask):
         folders = (self.root / name, self.root / "glue_data" / name)
         found = first_existing(folder / "train.tsv" for folder in folders)
         return None if found is None else found.parent
-
-
-def _read(
-    path: Path, columns: Sequence[str], *, header: tuple[str, ...], cut: list[int] | None
-) -> Iterator[tuple[Place, tuple[str, ...]]]:
-    """The columns of a table between tabs, without any quoting.
-
-    Args:
-        header: Names of the columns, where the file has none.
-        cut: Takes the lines that have too few fields; None if that is an error.
-    """
-    with reading(path), path.open(encoding="utf-8-sig", newline="\n") as file:
-        names = list(header)
-        positions: list[int] = []
-        for number, line in enumerate(file, start=1):
-            fields = line.rstrip("\r\n").split("\t")
-            if not names:
-                names = fields
-                continue
-            place = Place(path, number)
-            if not positions:
-                if missing := [column for column in columns if column not in names]:
-                    raise DataError(f"has no column {missing[0]!r}; its columns are {', '.join(names)}", file=path)
-                positions = [names.index(column) for column in columns]
-            if len(fields) <= max(positions) or (cut is not None and not all(fields[p].strip() for p in positions)):
-                if cut is None:
-                    raise place.error(f"a row must have {len(names)} fields between tabs, got {len(fields)}")
-                cut.append(number)
-                continue
-            yield place, tuple(fields[position] for position in positions)
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -208,7 +182,7 @@ class Mnli(GlueTask):
     layout = Layout("MNLI", _PAIR, "gold_label", dev="dev_matched")
 
     def further_tests(self) -> Mapping[str, Examples]:
-        """The dev set of other genres than those of train."""
+        """Return the dev set of other genres than those of train."""
         cells, labels = [], []
         for place, row, label in self._rows("dev_mismatched"):
             cells.append(self.parsed(place, row))

@@ -4,8 +4,7 @@ Its pickles are read by an unpickler that makes nothing but the arrays of such a
 """
 
 import pickle
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -18,7 +17,7 @@ from klformer.files import check_regular
 from klformer.lab.data.sequences import Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import Split
-from klformer.lab.tasks.files import entries, exists, is_folder, load_from_hub, nothing_usable, reading
+from klformer.lab.tasks.files import Source, entries, exists, hub_or_nothing, is_folder, reading
 from klformer.lab.tasks.inputs import chunks_of_images
 from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 
@@ -28,7 +27,7 @@ class _StoredDtype:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like; bytes have none."""
+        """Ignore byte order and the like; bytes have none."""
 
 
 class _StoredArray:
@@ -50,7 +49,7 @@ class _StoredArray:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 stores bytes in old pickles."""
+    """Undo how Python 3 stores bytes in old pickles."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}")
     return text.encode("latin-1")
@@ -72,7 +71,7 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def read_python_batch(path: Path) -> tuple[NDArray[np.uint8], list[Any]]:
-    """The data, (N, 3072), and the labels of a batch."""
+    """Read the data, (N, 3072), and the labels of a batch."""
     with reading(path), path.open("rb") as file:
         try:
             batch = _BatchUnpickler(file, encoding="bytes").load()
@@ -93,10 +92,11 @@ _PIXELS = _SIDE * _SIDE
 _NUM_CLASSES = 10
 _BATCHES: dict[str, list[str]] = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
 
 
 def to_grey(rgb: Pixels) -> Pixels:
-    """0.2989 R + 0.5870 G + 0.1140 B as whole numbers, (..., 3) -> (...).
+    """Compute 0.2989 R + 0.5870 G + 0.1140 B as whole numbers, (..., 3) -> (...).
 
     In the arithmetic of tf.image.rgb_to_grayscale, which LRA uses: to [0, 1], and back by 255.5, cut to whole numbers.
     """
@@ -105,147 +105,98 @@ def to_grey(rgb: Pixels) -> Pixels:
     return (grey * np.float32(255.5)).astype(np.uint8)
 
 
-class ImageSource(ABC):
-    """A place that images are read from."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def describe(self) -> str:
-        """Where it is."""
-        return str(self.folder)
-
-    @abstractmethod
-    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        """Grey pixels (N, 1024) and labels (N,)."""
-
-
-class Batches(ImageSource):
-    """The official files: python batches, or binary ones (one byte of label and 3,072 of pixels an image)."""
-
-    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        is_binary = not any(exists(self.folder / name) for names in _BATCHES.values() for name in names)
-        pixels: list[Pixels] = []
-        labels: list[NDArray[np.int64]] = []
-        for name in _BATCHES[part]:
-            path = self.folder / (f"{name}.bin" if is_binary else name)
-            planes, batch_labels = self._binary(path) if is_binary else read_python_batch(path)
-            if planes.ndim != 2 or planes.shape[1] != 3 * _PIXELS or not len(planes) == len(batch_labels) > 0:
-                raise DataError(
-                    f"must have a label and {3 * _PIXELS} bytes for every image, got data of shape {planes.shape} and "
-                    f"{len(batch_labels)} labels",
-                    file=path,
-                )
-            if pixels and len(planes) != len(pixels[0]):
-                raise DataError(f"has {len(planes)} images where the first batch has {len(pixels[0])}", file=path)
-            pixels.append(to_grey(planes.reshape(-1, 3, _PIXELS).transpose(0, 2, 1)))
-            labels.append(_checked(batch_labels, path))
-        return np.concatenate(pixels), np.concatenate(labels)
-
-    @staticmethod
-    def _binary(path: Path) -> tuple[Pixels, Pixels]:
-        record = 1 + 3 * _PIXELS
-        with reading(path):
-            content = np.fromfile(path, np.uint8)
-        if content.size == 0 or content.size % record:
-            raise DataError(f"has {content.size} bytes, which is no multiple of {record}: the file is cut", file=path)
-        rows = content.reshape(-1, record)
-        return rows[:, 1:], rows[:, 0]
-
-
-class Arrays(ImageSource):
-    """`{train,test}_{x,y}.npy`: grey images (N, 32, 32) and labels (N,), both uint8."""
-
-    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        path = self.folder / f"{part}_x.npy"
-        images, labels = self._load(path), self._load(self.folder / f"{part}_y.npy")
-        if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE) or labels.shape != images.shape[:1]:
+def read_batches(folder: Path, part: Split) -> tuple[Pixels, Labels]:
+    """Read the official files: python batches, or binary ones (one byte of label and 3,072 of pixels an image)."""
+    is_binary = not any(exists(folder / name) for names in _BATCHES.values() for name in names)
+    pixels: list[Pixels] = []
+    labels: list[Labels] = []
+    for name in _BATCHES[part]:
+        path = folder / (f"{name}.bin" if is_binary else name)
+        planes, batch_labels = _read_binary_batch(path) if is_binary else read_python_batch(path)
+        if planes.ndim != 2 or planes.shape[1] != 3 * _PIXELS or not len(planes) == len(batch_labels) > 0:
             raise DataError(
-                f"must be uint8 (N, 32, 32) with N labels, got {images.dtype} {images.shape} and {labels.shape}",
+                f"must have a label and {3 * _PIXELS} bytes for every image, got data of shape {planes.shape} and "
+                f"{len(batch_labels)} labels",
                 file=path,
             )
-        if not len(images):
-            raise DataError("has no images", file=path)
-        return images.reshape(-1, _PIXELS), _checked(labels, path)
-
-    @staticmethod
-    def _load(path: Path) -> NDArray[Any]:
-        with reading(path):
-            try:
-                array: NDArray[Any] = np.load(path, allow_pickle=False)
-            except (ValueError, EOFError) as error:
-                raise DataError(f"is not a whole numpy array: {error}", file=path) from error
-        return array
+        if pixels and len(planes) != len(pixels[0]):
+            raise DataError(f"has {len(planes)} images where the first batch has {len(pixels[0])}", file=path)
+        pixels.append(to_grey(planes.reshape(-1, 3, _PIXELS).transpose(0, 2, 1)))
+        labels.append(_checked(batch_labels, path))
+    return np.concatenate(pixels), np.concatenate(labels)
 
 
-class PngFolder(ImageSource):
-    """`{train,test}/CLASS/*.png`: ten folders of images, of the same names in both, classes in their order."""
+def _read_binary_batch(path: Path) -> tuple[Pixels, Pixels]:
+    record = 1 + 3 * _PIXELS
+    with reading(path):
+        content = np.fromfile(path, np.uint8)
+    if content.size == 0 or content.size % record:
+        raise DataError(f"has {content.size} bytes, which is no multiple of {record}: the file is cut", file=path)
+    rows = content.reshape(-1, record)
+    return rows[:, 1:], rows[:, 0]
 
-    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        pixels, labels = [], []
-        for label, name in enumerate(self._class_names()):
-            class_folder = self.folder / part / name
-            paths = _pngs(class_folder)
-            if not paths:
-                raise DataError("has no images (*.png)", file=class_folder)
-            pixels += [self.image(path) for path in paths]
-            labels += [label] * len(paths)
-        return np.stack(pixels), np.asarray(labels, np.int64)
 
-    def _class_names(self) -> list[str]:
-        """Names of the classes, sorted. A class has one number in train and test: the names must be the same."""
-        train, test = (self._folder_names(self.folder / part) for part in ("train", "test"))
-        if train != test:
-            missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))
-            raise DataError(
-                f"must hold folders of the same names as train; missing: {missing}; extra: {extra}",
-                file=self.folder / "test",
-            )
-        return train
+def read_arrays(folder: Path, part: Split) -> tuple[Pixels, Labels]:
+    """Read `{train,test}_{x,y}.npy`: grey images (N, 32, 32) and labels (N,), both uint8."""
+    path = folder / f"{part}_x.npy"
+    images, labels = _read_array(path), _read_array(folder / f"{part}_y.npy")
+    if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE) or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"must be uint8 (N, 32, 32) with N labels, got {images.dtype} {images.shape} and {labels.shape}", file=path
+        )
+    if not len(images):
+        raise DataError("has no images", file=path)
+    return images.reshape(-1, _PIXELS), _checked(labels, path)
 
-    @staticmethod
-    def _folder_names(folder: Path) -> list[str]:
-        names = [path.name for path in entries(folder) if is_folder(path)]
-        if len(names) != _NUM_CLASSES:
-            raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(names)}", file=folder)
-        return names
 
-    @staticmethod
-    def image(path: Path) -> Pixels:
-        """The pixels of a file, in grey."""
-        # Imported here: only images in files need it.
-        from PIL import Image, UnidentifiedImageError
-
+def _read_array(path: Path) -> NDArray[Any]:
+    with reading(path):
         try:
-            with Image.open(check_regular(path)) as image:
-                rgb = np.asarray(image.convert("RGB"))
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise DataError(f"is not a whole png image: {error}", file=path) from error
-        if rgb.shape != (_SIDE, _SIDE, 3):
-            raise DataError(f"must be {_SIDE} x {_SIDE} pixels, got {rgb.shape[1]} x {rgb.shape[0]}", file=path)
-        return to_grey(rgb).reshape(_PIXELS)
+            array: NDArray[Any] = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"is not a whole numpy array: {error}", file=path) from error
+    return array
 
 
-class NoImages(ImageSource):
-    """A folder that somebody named, without images: no other data takes their place."""
+def read_png_folders(folder: Path, part: Split) -> tuple[Pixels, Labels]:
+    """Read `{train,test}/CLASS/*.png`: ten folders of images, of the same names in both, classes in their order."""
+    # A class has one number in train and test: the names must be the same.
+    train, test = (_class_folders(folder / name) for name in ("train", "test"))
+    if train != test:
+        missing, extra = (", ".join(sorted(names)) for names in (set(train) - set(test), set(test) - set(train)))
+        raise DataError(
+            f"must hold folders of the same names as train; missing: {missing}; extra: {extra}", file=folder / "test"
+        )
+    pixels, labels = [], []
+    for label, name in enumerate(train):
+        paths = _pngs(folder / part / name)
+        if not paths:
+            raise DataError("has no images (*.png)", file=folder / part / name)
+        pixels += [read_png(path) for path in paths]
+        labels += [label] * len(paths)
+    return np.stack(pixels), np.asarray(labels, np.int64)
 
-    def describe(self) -> str:
-        return f"{self.folder} (nothing found: {', '.join(_LOOKED_FOR)})"
 
-    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        raise nothing_usable(self.folder, _LOOKED_FOR)
+def _class_folders(folder: Path) -> list[str]:
+    names = [path.name for path in entries(folder) if is_folder(path)]
+    if len(names) != _NUM_CLASSES:
+        raise DataError(f"must hold {_NUM_CLASSES} folders, one a class, got {len(names)}", file=folder)
+    return names
 
 
-class ImageHub(ImageSource):
-    """The data set of the Hugging Face hub."""
+def read_png(path: Path) -> Pixels:
+    """Read the pixels of a file, in grey."""
+    # Imported here: only images in files need it.
+    from PIL import Image, UnidentifiedImageError
 
-    def describe(self) -> str:
-        return f"the hub, {_HUB_NAME} (nothing found in {self.folder})"
-
-    def read(self, part: Split) -> tuple[Pixels, NDArray[np.int64]]:
-        rows = load_from_hub(_HUB_NAME, part, root=self.folder, looked_for=_LOOKED_FOR)
-        pixels = [to_grey(np.asarray(image.convert("RGB"))).reshape(_PIXELS) for image in rows["img"]]
-        return np.stack(pixels), np.asarray(rows["label"], np.int64)
+    try:
+        with Image.open(check_regular(path)) as image:
+            rgb = np.asarray(image.convert("RGB"))
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise DataError(f"is not a whole png image: {error}", file=path) from error
+    if rgb.shape != (_SIDE, _SIDE, 3):
+        raise DataError(f"must be {_SIDE} x {_SIDE} pixels, got {rgb.shape[1]} x {rgb.shape[0]}", file=path)
+    return to_grey(rgb).reshape(_PIXELS)
 
 
 PRESETS = lra_presets(
@@ -321,7 +272,7 @@ class Image(Task):
     official_sizes = MappingProxyType({"train": 50_000, "test": 10_000})
 
     def location(self) -> str:
-        return self._source().describe()
+        return self._source().where
 
     def validation_source(self) -> Literal["file", "train", "test"]:
         return "train"
@@ -329,34 +280,42 @@ class Image(Task):
     def _holdout_fraction(self) -> float:
         return 0.1 if self.config.protocol == "lra" else super()._holdout_fraction()
 
-    def _source(self) -> ImageSource:
+    def read(self, part: Split) -> Examples:
+        return self._source().read(part)
+
+    def _source(self) -> Source:
+        names = [f"{name}{suffix}" for name in ("data_batch_1", "test_batch") for suffix in ("", ".bin")]
         for folder in (self.root / "cifar-10-batches-py", self.root / "cifar-10-batches-bin", self.root):
-            if any(
-                exists(folder / f"{name}{suffix}") for name in ("data_batch_1", "test_batch") for suffix in ("", ".bin")
-            ):
-                return Batches(folder)
+            if any(exists(folder / name) for name in names):
+                return self._files(folder, read_batches)
         for folder in (self.root / "cifar10_gray", self.root):
             if exists(folder / "train_x.npy") or exists(folder / "test_x.npy"):
-                return Arrays(folder)
+                return self._files(folder, read_arrays)
         for folder in (self.root / "cifar10", self.root):
             if any(_pngs(path) for part in ("train", "test") for path in entries(folder / part)):
-                return PngFolder(folder)
-        return NoImages(self.root) if self.config.root is not None else ImageHub(self.root)
+                return self._files(folder, read_png_folders)
+        return hub_or_nothing(self.config, _HUB_NAME, _LOOKED_FOR, self._of_hub)
 
-    def read(self, part: Split) -> Examples:
-        pixels, labels = self._source().read(part)
+    def _files(self, folder: Path, read: Callable[[Path, Split], tuple[Pixels, Labels]]) -> Source:
+        return Source(str(folder), lambda part: self._examples(*read(folder, part)))
+
+    def _of_hub(self, rows: Any) -> Examples:
+        pixels = [to_grey(np.asarray(image.convert("RGB"))).reshape(_PIXELS) for image in rows["img"]]
+        return self._examples(np.stack(pixels), np.asarray(rows["label"], np.int64))
+
+    def _examples(self, pixels: Pixels, labels: Labels) -> Examples:
         return Examples(Sequences.from_matrix(np.ascontiguousarray(pixels[:, : self.max_len])), labels)
 
     def read_inputs(self, path: Path, *, keep: Sequence[str], chunk: int) -> Iterator[InputChunk]:
-        return chunks_of_images(path, keep, chunk, (".png",), lambda one: PngFolder.image(one)[: self.max_len])
+        return chunks_of_images(path, keep, chunk, (".png",), lambda one: read_png(one)[: self.max_len])
 
 
 def _pngs(folder: Path) -> list[Path]:
     return [path for path in entries(folder) if path.suffix == ".png"]
 
 
-def _checked(labels: Sequence[Any] | NDArray[Any], path: Path) -> NDArray[np.int64]:
-    """Labels as int64. Raises DataError if one is not a whole number from 0 to 9."""
+def _checked(labels: Sequence[Any] | NDArray[Any], path: Path) -> Labels:
+    """Return labels as int64. Raises DataError if one is not a whole number from 0 to 9."""
     for index, label in enumerate(labels):
         if not isinstance(label, (int, np.integer)) or not 0 <= label < _NUM_CLASSES:
             raise DataError(

@@ -24,7 +24,7 @@ ParsedRow = tuple[Place, Any, tuple[Any, ...]]
 def chunks_of_rows(
     rows: Iterable[ParsedRow], size: int, encode: Callable[[list[Any]], Sequences | tuple[Sequences, Sequences]]
 ) -> Iterator[InputChunk]:
-    """So many rows at a time, as the sequences, or the two sides of pairs, that `encode` makes of them."""
+    """Yield so many rows at a time, as the sequences, or the two sides of pairs, that `encode` makes of them."""
     numbers: list[int] = []
     cells: list[Any] = []
     kept: list[tuple[Any, ...]] = []
@@ -55,13 +55,7 @@ def rows_of_texts(
     *,
     flags: Sequence[str] = (),
 ) -> Iterator[ParsedRow]:
-    """The rows of a table with columns of text, each cell as the bytes that `parse` makes of it.
-
-    Args:
-        columns: Their names.
-        keep: Columns that are passed on.
-        flags: For each column the flag that names another one, for errors.
-    """
+    """Yield the rows of a table with columns of text, each cell as the bytes that `parse` makes of it."""
     if path.suffix not in TABLE_SUFFIXES:
         names = " and ".join(map(repr, columns))
         raise DataError(f"must be a table ({', '.join(TABLE_SUFFIXES)}) with the column {names}", file=path)
@@ -76,7 +70,7 @@ def rows_of_texts(
 def chunks_of_images(
     path: Path, keep: Sequence[str], size: int, suffixes: Sequence[str], read: Callable[[Path], AnyArray]
 ) -> Iterator[InputChunk]:
-    """An image, or all in a folder and below it, so many at a time, each as the sequence that `read` gives."""
+    """Yield an image, or all in a folder and below it, so many at a time, each as the sequence that `read` gives."""
     if keep:
         raise ArgumentError(f"images have no columns to keep, got --keep {' '.join(keep)}")
     paths = sorted(_below(path, suffixes)) if is_folder(path) else [path]
@@ -89,7 +83,7 @@ def chunks_of_images(
 
 
 def _below(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
-    """The images in a folder and below it."""
+    """Yield the images in a folder and below it."""
     for path in entries(folder):
         if is_folder(path):
             yield from _below(path, suffixes)
@@ -112,19 +106,19 @@ class Inputs(ABC):
     @staticmethod
     @abstractmethod
     def parse(cells: Sequence[Any]) -> Any:
-        """What `encode` takes of a row: a tuple of texts, or an array."""
+        """Return what `encode` takes of a row: a tuple of texts, or an array."""
 
     @abstractmethod
     def shape(self, max_len: int) -> InputShape:
-        """The form of the sequences."""
+        """Return the form of the sequences."""
 
     @abstractmethod
     def encode(self, rows: Sequence[Any], max_len: int) -> Sequences:
-        """Parsed rows as sequences, cut at max_len."""
+        """Encode parsed rows as sequences, cut at max_len."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """All that `inputs_from_json` needs."""
+        """Return all that `inputs_from_json` needs."""
 
 
 class TextInputs(Inputs):
@@ -164,11 +158,7 @@ class TextInputs(Inputs):
 
 
 class IntegerInputs(Inputs):
-    """Whole numbers as tokens: the n-th of those in the training rows has the id n, any other 0.
-
-    Args:
-        values: The numbers that have an id, ascending.
-    """
+    """Whole numbers as tokens: the n-th of those in the training rows has the id n, any other 0."""
 
     kind: ClassVar[str] = "integers"
 
@@ -224,7 +214,7 @@ KINDS: Mapping[str, type[Inputs]] = {kind.kind: kind for kind in (TextInputs, In
 
 
 def learn_inputs(kind: InputKind, rows: Sequence[Any], tokens: TokensConfig) -> Inputs:
-    """What the training rows, as parsed, say of how to read all others."""
+    """Learn from the training rows, as parsed, how to read all others."""
     if kind == "text":
         return TextInputs(make_tokens(tokens, (text for row in rows for text in row)))
     if kind == "integers":
@@ -243,7 +233,7 @@ def learn_inputs(kind: InputKind, rows: Sequence[Any], tokens: TokensConfig) -> 
 
 
 def inputs_from_json(content: Mapping[str, Any]) -> Inputs:
-    """What `as_json` describes."""
+    """Make the inputs that `as_json` describes."""
     try:
         kind = content["kind"]
         if kind == "text":
@@ -256,7 +246,7 @@ def inputs_from_json(content: Mapping[str, Any]) -> Inputs:
 
 
 def _numbers(cell: Any) -> AnyArray:
-    """The numbers of a cell: a list, a list in JSON, or numbers between spaces, commas or semicolons."""
+    """Parse the numbers of a cell: a list, a list in JSON, or numbers between spaces, commas or semicolons."""
     if isinstance(cell, str):
         text = cell.strip()
         cell = parse_json(text) if text.startswith("[") else text.replace(",", " ").replace(";", " ").split()

@@ -20,7 +20,7 @@ from klformer.files import replacing
 from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
-from klformer.lab.tasks.files import GeneratedFolder, first_existing, parse_label, progress, read_lines
+from klformer.lab.tasks.files import GeneratedFolder, first_existing, parse_label, progress, read_tabbed
 from klformer.lab.tasks.inputs import chunks_of_rows, rows_of_texts
 from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.tables import Place
@@ -34,7 +34,7 @@ def sum_modulo_ten(values: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """The median; of an even number of values, the mean of the middle two cut to a whole number."""
+    """Return the median; of an even number of values, the mean of the middle two cut to a whole number."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
@@ -50,7 +50,7 @@ TOKENS = (*"0123456789", *OPERATORS, "]")
 
 
 def evaluate(tokens: Iterable[str]) -> int:
-    """The value of an expression, given as tokens without parentheses."""
+    """Compute the value of an expression, given as tokens without parentheses."""
     # The outermost list collects the result.
     stack: list[tuple[str, list[int]]] = [("", [])]
     for token in tokens:
@@ -84,7 +84,7 @@ class ExpressionGenerator:
         self._seen: set[bytes] = set()
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Sources and values, without end."""
+        """Yield sources and values, without end."""
         while True:
             source, value, length = self._grow(1)
             if self._max_len / 4 < length < self._max_len:
@@ -94,7 +94,7 @@ class ExpressionGenerator:
                     yield source, value
 
     def _grow(self, depth: int) -> tuple[str, int, int]:
-        """Source, value and number of tokens of an expression whose root, an operator, is at this depth."""
+        """Return source, value and number of tokens of an expression whose root, an operator, is at this depth."""
         operator, head, arguments, digits, values = self._next_node()
         length = len(values) + 2
         if depth + 1 == MAX_DEPTH:
@@ -110,8 +110,8 @@ class ExpressionGenerator:
 
 
 def _nodes(generator: np.random.Generator) -> Iterator[tuple[Callable[[Sequence[int]], int], str, str, str, bytes]]:
-    """Random operators with their arguments: the operator, how its source begins, its arguments as a digit or "[" for
-    an operator each, the digits that they are where no operator is allowed, and these as numbers.
+    """Yield random operators with their arguments: the operator, how its source begins, its arguments as a digit or "["
+    for an operator each, the digits that they are where no operator is allowed, and these as numbers.
 
     A tree has hundreds of nodes: drawing them in blocks is several times faster than asking the generator for each
     argument.
@@ -178,13 +178,6 @@ class ListOps(Task):
     examples and depend on the seed, not on the size of the training set.
     `read_inputs` reads expressions in the column `Source`, as LRA's files have them.
 
-    Args:
-        config: Where the data is, and how much of it is generated.
-        quiet: Say nothing while generating.
-
-    Raises:
-        ArgumentTypeError: the configuration is another task's.
-
     Examples:
         >>> import tempfile
         >>> from klformer.lab.tasks import TASKS, GeneratedData
@@ -211,8 +204,8 @@ class ListOps(Task):
 
     config: GeneratedData
 
-    def __init__(self, config: GeneratedData, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    def _set_up(self) -> None:
+        config = self.config
         num_examples = config.num_examples or self.default_num_examples
         self._generated = GeneratedFolder(
             self.root / "listops" / f"train{num_examples}-len{self.max_len}-seed{config.seed}",
@@ -267,11 +260,11 @@ class ListOps(Task):
         self._generated.complete({FILES[split]: size for split, size in sizes.items()})
 
     def _found(self) -> Path | None:
-        """The folder of files that are read instead of generating."""
+        """Return the folder of files that are read instead of generating."""
         return self._folder_of_files() if self.config.num_examples is None else None
 
     def _folder_of_files(self) -> Path | None:
-        """The folder of files that were not generated here."""
+        """Return the folder of files that were not generated here."""
         folders = (self.root / "lra_release" / "listops-1000", self.root / "listops", self.root)
         path = first_existing(folder / name for folder in folders for name in FILES.values())
         return path.parent if path else None
@@ -306,7 +299,7 @@ def read_listops(path: Path, max_len: int) -> Examples:
 
 
 def _checked(source: bytes, path: Path, line: int) -> bytes:
-    """The ids of the tokens of an expression whose brackets are closed."""
+    """Return the ids of the tokens of an expression whose brackets are closed."""
     ids = _encode(source, path, line)
     opened, closed = source.count(b"["), source.count(b"]")
     if opened != closed:
@@ -315,24 +308,19 @@ def _checked(source: bytes, path: Path, line: int) -> bytes:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """Line number, source and target of every row."""
-    header_seen = False
-    for number, line in read_lines(path):
-        fields = line.split(b"\t")
-        if not header_seen:
-            header_seen = True
-            if fields != [b"Source", b"Target"]:
-                raise DataError("the header must be Source and Target, separated by a tab", file=path, line=number)
-        elif len(fields) != 2:
-            raise DataError(f"a row must have 2 fields separated by a tab, got {len(fields)}", file=path, line=number)
-        else:
-            yield number, fields[0], fields[1]
-    if not header_seen:
+    """Yield line number, source and target of every row."""
+    rows = read_tabbed(path, ("Source", "Target"))
+    header = next(rows, None)
+    if header is None:
         raise DataError("is empty; the header must be Source and Target, separated by a tab", file=path)
+    if header[1] != [b"Source", b"Target"]:
+        raise DataError("the header must be Source and Target, separated by a tab", file=path, line=1)
+    for number, (source, target) in rows:
+        yield number, source, target
 
 
 def _encode(source: bytes, path: Path, line: int) -> bytes:
-    """The ids of the tokens, without parentheses.
+    """Return the ids of the tokens, without parentheses.
 
     With operators as single bytes every other byte is a token and those between are spaces: a few passes in C instead
     of a loop over a hundred million tokens.

@@ -8,12 +8,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from klformer.errors import DataError, RunError
 from klformer.lab.data import Examples, InputShape
 from klformer.lab.tasks.base import InputChunk, Knowledge, Task
-from klformer.lab.tasks.config import DataConfig, Split
+from klformer.lab.tasks.config import Split
 from klformer.lab.tasks.inputs import KINDS, InputKind, Inputs, chunks_of_rows, inputs_from_json, learn_inputs
 from klformer.lab.tasks.tables import Place
 from klformer.lab.tasks.targets import TargetKind, Targets, label_text, learn_targets, targets_from_json
@@ -24,13 +24,60 @@ from klformer.lab.training.objective import Objective
 MANY_LINES = 10
 
 
-class RowsTask(Task):
+class OwnFiles(Task):
+    """A task whose parts are files of the user's own; those that are not there are held out of train."""
+
+    @abstractmethod
+    def _has(self, part: Split) -> bool:
+        """Return whether a part has files of its own."""
+
+    def validation_source(self) -> Literal["file", "train", "test"]:
+        return "file" if self._has("validation") else "train"
+
+    def test_source(self) -> Literal["file", "train"]:
+        return "file" if self._has("test") else "train"
+
+
+class LabelledTask(Task):
+    """A task that finds its classes, or the scale of its numbers, in the labels of its training data."""
+
+    #: What a run must remember of its data.
+    remembered: ClassVar[tuple[str, ...]] = ("targets",)
+
+    def _set_up(self) -> None:
+        self._targets: Targets | None = None
+
+    def know(self, knowledge: Knowledge) -> None:
+        if missing := [name for name in self.remembered if name not in knowledge]:
+            raise RunError(f"what the run remembers of its data is missing: knowledge.json has no {missing[0]}")
+        self._targets = targets_from_json(knowledge["targets"])
+
+    @property
+    def targets(self) -> Targets:
+        """How labels become targets."""
+        if self._targets is None:
+            self.know(self.learn())
+        assert self._targets is not None
+        return self._targets
+
+    def objective(self) -> Objective:
+        return self.targets.objective()
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.targets.names
+
+    def guess(self) -> float | None:
+        return self.targets.guess
+
+
+class RowsTask(LabelledTask):
     """A task made of rows of cells with a label each."""
 
-    def __init__(self, config: DataConfig, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    remembered: ClassVar[tuple[str, ...]] = ("inputs", "targets")
+
+    def _set_up(self) -> None:
+        super()._set_up()
         self._inputs: Inputs | None = None
-        self._targets: Targets | None = None
         self._adopted: Knowledge = {}
         # Rows that span many lines, and how many: a stray quote may have made them.
         self._long: dict[tuple[Path, int], int] = {}
@@ -41,7 +88,7 @@ class RowsTask(Task):
 
     @abstractmethod
     def labelled(self, part: Split) -> Iterator[tuple[Place, tuple[Any, ...], Any]]:
-        """The rows of a part.
+        """Yield the rows of a part.
 
         Args:
             part: "train", "validation" or "test".
@@ -55,7 +102,7 @@ class RowsTask(Task):
 
     @abstractmethod
     def unlabelled(self, path: Path, keep: Sequence[str]) -> Iterator[tuple[Place, tuple[Any, ...], tuple[Any, ...]]]:
-        """The rows of any file, whether they have labels or not.
+        """Yield the rows of any file, whether they have labels or not.
 
         Args:
             path: The file.
@@ -67,7 +114,7 @@ class RowsTask(Task):
 
     @abstractmethod
     def kinds(self) -> tuple[InputKind, TargetKind, TokensConfig]:
-        """What inputs and targets are.
+        """Return what inputs and targets are.
 
         Returns:
             The kind of the inputs, the kind of the targets, and how texts become sequences.
@@ -92,10 +139,8 @@ class RowsTask(Task):
         return {"inputs": inputs.as_json(), "targets": targets.as_json()}
 
     def know(self, knowledge: Knowledge) -> None:
-        if not knowledge.keys() >= {"inputs", "targets"}:
-            raise RunError("what the run remembers of its data is missing: knowledge.json has no inputs or no targets")
+        super().know(knowledge)
         self._inputs = inputs_from_json(knowledge["inputs"])
-        self._targets = targets_from_json(knowledge["targets"])
 
     @property
     def inputs(self) -> Inputs:
@@ -105,25 +150,8 @@ class RowsTask(Task):
         assert self._inputs is not None
         return self._inputs
 
-    @property
-    def targets(self) -> Targets:
-        """How labels become targets."""
-        if self._targets is None:
-            self.know(self.learn())
-        assert self._targets is not None
-        return self._targets
-
     def shape(self) -> InputShape:
         return self.inputs.shape(self.max_len)
-
-    def objective(self) -> Objective:
-        return self.targets.objective()
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self.targets.names
-
-    def guess(self) -> float | None:
-        return self.targets.guess
 
     def read(self, part: Split) -> Examples:
         if self._last is not None and self._last[0] == part:
@@ -141,7 +169,7 @@ class RowsTask(Task):
         return chunks_of_rows(rows, chunk, lambda cells: self.inputs.encode(cells, self.max_len))
 
     def parsed(self, place: Place, cells: Sequence[Any]) -> Any:
-        """The cells of a row, as inputs take them.
+        """Parse the cells of a row, as inputs take them.
 
         Args:
             place: Where the row is, for errors.
@@ -153,7 +181,7 @@ class RowsTask(Task):
             return KINDS[self.kinds()[0]].parse(cells)
 
     def notes(self) -> list[str]:
-        """Those of every task, and the longest row of each file that has very long ones."""
+        """Add the longest row of each file that has very long ones."""
         longest = {
             path: (lines, number) for (path, number), lines in sorted(self._long.items(), key=lambda row: row[1])
         }
@@ -164,7 +192,7 @@ class RowsTask(Task):
         ]
 
     def _parsed(self, part: Split, check: Any = None) -> tuple[Place, list[Any], list[str]]:
-        """Where the last row of a part is, and all cells and labels; each label is shown to `check`."""
+        """Return where the last row of a part is, and all cells and labels; each label is shown to `check`."""
         cells, labels, last = [], [], None
         for place, row, label in self.labelled(part):
             cells.append(self.parsed(place, row))

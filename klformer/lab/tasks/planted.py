@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from klformer.attention import AttentionSpec
 from klformer.kernels import exact
 from klformer.lab.data.sequences import Examples, Sequences
-from klformer.lab.tasks.base import Task
-from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
+from klformer.lab.tasks.base import GeneratedTask
+from klformer.lab.tasks.config import DataConfig, GeneratedData
 from klformer.lab.tasks.presets import ANY, LRA_OPTIMISER, SMALL_TRAINING, Preset
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import PositionRegression
@@ -35,8 +35,6 @@ KERNELS: Mapping[KernelName, Callable[[Tensor, Tensor], Tensor]] = {
     "mixture": lambda q, k: (exact.gaussian_kernel(q, k, 0.3) + exact.gaussian_kernel(q, k, 1.5)) / 2,
     "softmax": lambda q, k: exact.softmax_kernel(q / math.sqrt(0.4), k / math.sqrt(0.4)),
 }
-_PARTS: tuple[Split, ...] = ("train", "validation", "test")
-_HELD_OUT = 200
 DIM, LENGTH = 4, 32
 
 PRESETS: Mapping[str, Preset] = {
@@ -62,18 +60,11 @@ class PlantedData(GeneratedData):
     """Size D of queries and keys."""
 
 
-class Planted(Task):
+class Planted(GeneratedTask):
     """A number for every position; 2,000 sequences of 32 positions for training unless `num_examples` and `max_len` say
     otherwise, and 200 each for validation and test.
 
     Its model is one attention of one head on the given queries and keys.
-
-    Args:
-        config: Which kernel is planted, and in how many dimensions.
-        quiet: Say nothing while generating.
-
-    Raises:
-        ArgumentTypeError: the configuration is another task's.
 
     Examples:
         >>> import torch
@@ -96,32 +87,25 @@ class Planted(Task):
     summary: ClassVar[str] = "outputs of attention with a known kernel on given queries and keys (generated)"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     input_dim: int | None = 2 * DIM + 1
-    is_generated: ClassVar[bool] = True
-    in_memory: ClassVar[bool] = True
     data_config: ClassVar[type[DataConfig]] = PlantedData
     default_max_len: ClassVar[int] = LENGTH
     default_num_examples: ClassVar[int] = 2_000
+    held_out: ClassVar[int] = 200
 
     config: PlantedData
 
-    def __init__(self, config: PlantedData, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
-        self.input_dim = 2 * config.dim + 1
+    def _set_up(self) -> None:
+        self.input_dim = 2 * self.config.dim + 1
 
     def detail(self) -> str:
-        """The kernel, because each is a task of its own; dimensions and length where they are not the usual ones."""
+        """Return the kernel, because each is a task of its own; dimensions and length where they are not the usual
+        ones."""
         parts = [
             self.config.kernel,
             f"dim {self.config.dim}" if self.config.dim != DIM else "",
             f"length {self.max_len}" if self.max_len != LENGTH else "",
         ]
         return " ".join(filter(None, parts))
-
-    def validation_source(self) -> Literal["file", "train", "test"]:
-        return "file"
-
-    def describe_protocol(self) -> str:
-        return "training, validation and test are generated apart; test set used once, at the end"
 
     def objective(self) -> Objective:
         return PositionRegression(max_len=self.max_len)
@@ -131,7 +115,7 @@ class Planted(Task):
         return KernelReadout(chosen, dim=self.config.dim, max_len=self.max_len)
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """The planted kernel (..., L, S) of queries and keys as they are in the data.
+        """Return the planted kernel (..., L, S) of queries and keys as they are in the data.
 
         Args:
             q: Queries (..., L, D).
@@ -140,9 +124,7 @@ class Planted(Task):
         scale = self.config.dim**-0.25
         return KERNELS[self.config.kernel](q * scale, k * scale)
 
-    def read(self, part: Split) -> Examples:
-        count = (self.config.num_examples or self.default_num_examples) if part == "train" else _HELD_OUT
-        generator = np.random.default_rng((self.config.seed, _PARTS.index(part)))
+    def _make(self, generator: np.random.Generator, count: int) -> Examples:
         inputs = generator.standard_normal((count, self.max_len, 2 * self.config.dim + 1), np.float32)
         q, k, v = split_inputs(torch.from_numpy(inputs).double())
         weights = self.kernel(q, k)
@@ -151,7 +133,7 @@ class Planted(Task):
 
 
 def split_inputs(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys (..., D) and values (..., 1) of inputs (..., 2 D + 1)."""
+    """Split inputs (..., 2 D + 1) into queries, keys (..., D) and values (..., 1)."""
     dim = (inputs.shape[-1] - 1) // 2
     return inputs[..., :dim], inputs[..., dim : 2 * dim], inputs[..., 2 * dim :]
 
@@ -169,6 +151,6 @@ class KernelReadout(nn.Module):
         self.offset = nn.Parameter(torch.zeros(()))
 
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Inputs (B, L, 2 D + 1), key_mask (B, L) True = keep -> (B, L, 1)."""
+        """Compute outputs (B, L, 1) of inputs (B, L, 2 D + 1) with key_mask (B, L), True = keep."""
         q, k, v = (part.unsqueeze(1) for part in split_inputs(inputs))
         return self.slope * self.mechanism(q, k, v, key_mask=key_mask).squeeze(1) + self.offset

@@ -71,8 +71,8 @@ _LAPTOP_LRA: Preset = {
 
 
 def lra_presets(*, paper: Preset, laptop: Preset, workstation: Preset) -> Mapping[str, Preset]:
-    """The presets of a task of Long Range Arena: `paper` as it stands, and what differs from _LAPTOP_LRA in `laptop`,
-    and from `laptop` with all of the data in `workstation`."""
+    """Return the presets of a task of Long Range Arena: `paper` as it stands, and what differs from _LAPTOP_LRA in
+    `laptop`, and from `laptop` with all of the data in `workstation`."""
     small = _replaced(_LAPTOP_LRA, laptop)
     # Long sequences a few at a time: 64 of 4,000 tokens take gigabytes.
     training = {**small["training"], "evaluation_draws": 2, "evaluation_batch_size": 16}
@@ -87,8 +87,9 @@ def _replaced(preset: Preset, sections: Preset) -> Preset:
 def paper_attention(
     *, gmm_rks: int, fastfood_rks: int, generative_rks: int, gmm_prf: int, fastfood_prf: int, generative_prf: int
 ) -> dict[str, Section]:
-    """The paper's numbers of random samples M as options. The mixtures have C = 2 components, by which M noise vectors
-    become R = C M frequencies; attentions that the paper does not list have 256. The smoothing is the authors'."""
+    """Return the paper's numbers of random samples M as options. The mixtures have C = 2 components, by which M noise
+    vectors become R = C M frequencies; attentions that the paper does not list have 256. The smoothing is the authors'.
+    """
     frequencies = {
         "gmm-rks": 2 * gmm_rks,
         "fastfood-rks": fastfood_rks,

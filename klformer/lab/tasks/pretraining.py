@@ -19,11 +19,7 @@ from klformer.memory import release
 
 
 class Pretraining(Task):
-    """The sequences of another task.
-
-    Args:
-        task: Its sequences are of tokens.
-    """
+    """The sequences of another task."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -49,7 +45,7 @@ class Pretraining(Task):
         self.task.adopt(knowledge)
 
     def learn(self) -> Knowledge:
-        """What the task learns, and how often each token is there in training."""
+        """Return what the task learns, and how often each token is there in training."""
         knowledge = self.task.learn()
         self.task.know(knowledge)
         counts = self._count(self.load("train"))
@@ -88,7 +84,7 @@ class Pretraining(Task):
         )
 
     def guess(self) -> float | None:
-        """The most frequent token of training, for every hidden token of validation."""
+        """Return the accuracy of the most frequent token of training, for every hidden token of validation."""
         return self.unigram.get("masked_accuracy")
 
     def read(self, part: Split) -> Examples:
@@ -120,14 +116,14 @@ class Pretraining(Task):
         return special
 
     def _count(self, examples: Examples) -> AnyArray:
-        """How often each token that may be asked for is there."""
+        """Count how often each token that may be asked for is there."""
         counts = _frequency(examples, self.shape().vocab_size or 0)
         counts[self._is_special()] = 0
         return counts
 
 
 def _frequency(examples: Examples, vocab_size: int) -> AnyArray:
-    """How often each token is there; some at a time, as there may be more than fit in memory."""
+    """Count how often each token is there; some at a time, as there may be more than fit in memory."""
     values, step = examples.first.values, 1 << 22
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(values), step):

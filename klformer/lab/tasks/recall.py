@@ -24,19 +24,16 @@ from pydantic import Field, model_validator
 
 from klformer.errors import ArgumentError
 from klformer.lab.data.sequences import IGNORED, AnyArray, Examples, Sequences
-from klformer.lab.tasks.base import Task
-from klformer.lab.tasks.config import DataConfig, GeneratedData, Split
+from klformer.lab.tasks.base import GeneratedTask
+from klformer.lab.tasks.config import DataConfig, GeneratedData
 from klformer.lab.tasks.presets import ANY, LRA_OPTIMISER, SMALL_TRAINING, Preset, Section
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import PositionClassification
 
 PAIRS, SYMBOLS, QUERIES = 16, 64, 4
-#: Validation and test are generated as well, from streams of their own.
-_HELD_OUT = 1_000
 _BLOCK = 1 << 22
 #: Zoology's exponent: the pairs' queries come after a gap g with probability proportional to g^(0.01 - 1).
 _GAP_POWER = 0.01
-_PARTS: tuple[Split, ...] = ("train", "validation", "test")
 
 _TRAINING: Section = {
     **SMALL_TRAINING, "batch_size": 64, "max_steps": 600, "evaluate_every": 100, "checkpoint_every": 200,
@@ -115,16 +112,9 @@ class RecallData(GeneratedData):
         return for_pair * self.num_pairs + for_query * self.num_queries
 
 
-class Recall(Task):
+class Recall(GeneratedTask):
     """Values of keys, each among `num_symbols`; 20,000 sequences for training unless `num_examples` says otherwise,
     and 1,000 each for validation and test. They are generated in memory, in a second.
-
-    Args:
-        config: How many pairs of how many symbols, and what is asked of them.
-        quiet: Say nothing while generating.
-
-    Raises:
-        ArgumentTypeError: the configuration is another task's.
 
     Examples:
         Two pairs, then the key of one of them:
@@ -147,16 +137,15 @@ class Recall(Task):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     num_classes: int = SYMBOLS
     input_dim: int | None = 2 * SYMBOLS
-    is_generated: ClassVar[bool] = True
-    in_memory: ClassVar[bool] = True
     data_config: ClassVar[type[DataConfig]] = RecallData
     default_max_len: ClassVar[int] = PAIRS + QUERIES
     default_num_examples: ClassVar[int] = 20_000
+    held_out: ClassVar[int] = 1_000
 
     config: RecallData
 
-    def __init__(self, config: RecallData, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    def _set_up(self) -> None:
+        config = self.config
         self.max_len = config.max_len or config.shortest
         self.num_classes = config.num_symbols
         self.is_causal = config.form != "pairs"
@@ -164,7 +153,8 @@ class Recall(Task):
         self.input_dim = None if self.is_causal else 2 * config.num_symbols
 
     def detail(self) -> str:
-        """Form, pairs and symbols, queries and length, where they are not the usual ones: each is a task of its own."""
+        """Return form, pairs and symbols, queries and length, where they are not the usual ones: each is a task of its
+        own."""
         config = self.config
         unusual = config.num_pairs != PAIRS or config.num_symbols != SYMBOLS
         parts = [
@@ -175,23 +165,15 @@ class Recall(Task):
         ]
         return " ".join(filter(None, parts))
 
-    def validation_source(self) -> Literal["file", "train", "test"]:
-        return "file"
-
-    def describe_protocol(self) -> str:
-        return "training, validation and test are generated apart; test set used once, at the end"
-
     def objective(self) -> Objective:
         return PositionClassification(num_classes=self.num_classes, max_len=self.max_len)
 
-    def read(self, part: Split) -> Examples:
-        count = (self.config.num_examples or self.default_num_examples) if part == "train" else _HELD_OUT
-        generator = np.random.default_rng((self.config.seed, _PARTS.index(part)))
+    def _make(self, generator: np.random.Generator, count: int) -> Examples:
         keys, values, targets = generate(generator, count, self.config, self.max_len)
         return Examples(Sequences.from_matrix(self._inputs(keys, values)), targets)
 
     def _inputs(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> AnyArray:
-        """Keys and values of positions, -1 where there is none, (N, length) each: as vectors, or as tokens."""
+        """Encode keys and values of positions, -1 where there is none, (N, length) each: as vectors, or as tokens."""
         symbols = self.config.num_symbols
         if self.is_causal:
             tokens = np.where(keys >= 0, keys, np.where(values >= 0, symbols + values, 2 * symbols))
@@ -204,8 +186,8 @@ class Recall(Task):
 def generate(
     generator: np.random.Generator, count: int, config: RecallData, length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Keys and values of all positions, -1 where there is none, and targets, IGNORED but at queries: (count, length)
-    each."""
+    """Generate keys and values of all positions, -1 where there is none, and targets, IGNORED but at queries: (count,
+    length) each."""
     pairs, queries, symbols = config.num_pairs, config.num_queries, config.num_symbols
     chosen = _different(generator, count, symbols, pairs)
     keys, values = np.full((2, count, length), -1, np.int64)
@@ -238,7 +220,7 @@ def generate(
 def _different(
     generator: np.random.Generator, count: int, high: int, size: int, weights: NDArray[np.floating[Any]] | None = None
 ) -> NDArray[np.int64]:
-    """(count, size): in every row different numbers below `high`, drawn one after the other with the given weights."""
+    """Draw (count, size) numbers below `high`, different in every row, one after the other with the given weights."""
     # In blocks of so many numbers: 20,000 sequences with 4,096 keys to choose from take a gigabyte at once.
     blocks = np.diff([*range(0, count, max(1, _BLOCK // high)), count])
     if weights is None:

@@ -47,7 +47,7 @@ def register_task(task: SomeTask) -> SomeTask:
 
 
 def task_names() -> list[str]:
-    """The names of all tasks.
+    """Return the names of all tasks.
 
     Examples:
         >>> from klformer.lab.tasks import task_names
@@ -60,7 +60,7 @@ def task_names() -> list[str]:
 
 
 def build_task(name: str, config: DataConfig, *, quiet: bool = False) -> Task:
-    """The task of that name.
+    """Build the task of that name.
 
     Args:
         name: What it is registered as; `task_names` has all.
@@ -81,7 +81,7 @@ def build_task(name: str, config: DataConfig, *, quiet: bool = False) -> Task:
 
 
 def _problems(task: type[Task]) -> list[str]:
-    """What is missing or wrong."""
+    """Return what is missing or wrong."""
     name = getattr(task, "name", None)
     classes, longest = getattr(task, "num_classes", None), getattr(task, "default_max_len", None)
     own_objective, own_shape = task.objective is not Task.objective, task.shape is not Task.shape

@@ -15,7 +15,7 @@ from klformer.errors import DataError
 from klformer.lab.data.sequences import ByteRows, Examples, Sequences
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import Split
-from klformer.lab.tasks.files import first_existing, parse_label, read_lines
+from klformer.lab.tasks.files import first_existing, parse_label, read_tabbed
 from klformer.lab.tasks.inputs import chunks_of_rows, rows_of_texts
 from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 
@@ -26,7 +26,6 @@ FILES: dict[Split, str] = {
 }
 #: Where the LRA archive puts them, below the folder that it is unpacked in.
 _FOLDERS = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_data", ".")
-_NUM_FIELDS = 5
 
 
 PRESETS = lra_presets(
@@ -122,14 +121,7 @@ class Retrieval(Task):
 def read_pairs(path: Path, max_len: int) -> Examples:
     """Read a file of pairs."""
     first, second, labels = ByteRows(), ByteRows(), []
-    for number, line in read_lines(path):
-        fields = line.split(b"\t")
-        if len(fields) != _NUM_FIELDS:
-            raise DataError(
-                f"a row must have {_NUM_FIELDS} fields (label, two ids, two texts) between tabs, got {len(fields)}",
-                file=path,
-                line=number,
-            )
+    for number, fields in read_tabbed(path, ("label", "id", "id", "text", "text")):
         labels.append(parse_label(fields[0].decode("latin-1"), 2, file=path, line=number))
         first.add(fields[3][:max_len])
         second.add(fields[4][:max_len])

@@ -94,14 +94,6 @@ class Sparsity(Task):
     validation and test; "lra" reports on what it selects on, as the paper does: validation and test are both the
     whole rest.
 
-    Args:
-        config: How many sequences are generated, and how many positions matter.
-        quiet: Say nothing while generating.
-
-    Raises:
-        ArgumentTypeError: the configuration is another task's.
-        ArgumentError: there are fewer than two examples of each class.
-
     Examples:
         >>> import tempfile
         >>> from klformer.lab.tasks import TASKS
@@ -127,8 +119,8 @@ class Sparsity(Task):
 
     config: SparsityData
 
-    def __init__(self, config: SparsityData, *, quiet: bool = False) -> None:
-        super().__init__(config, quiet=quiet)
+    def _set_up(self) -> None:
+        config = self.config
         self.num_examples = config.num_examples or self.default_num_examples
         check_count("num_examples", self.num_examples, minimum=2 * NUM_CLASSES, maximum=sys.maxsize)
         settings = {
@@ -145,7 +137,7 @@ class Sparsity(Task):
         return self._generated.describe()
 
     def detail(self) -> str:
-        """The probability, because each is a task of its own."""
+        """Return the probability, because each is a task of its own."""
         return f"{self.config.sparsity:g}"
 
     def describe_protocol(self) -> str:
@@ -191,7 +183,7 @@ class Sparsity(Task):
 def generate(
     num_examples: int, length: int, *, sparsity: float, seed: int, advance: Callable[[int], None] = lambda steps: None
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Balanced examples in random order: codes 2 a + (v = 1), (N, length), and labels sum + 4, (N,)."""
+    """Generate balanced examples in random order: codes 2 a + (v = 1), (N, length), and labels sum + 4, (N,)."""
     generator = np.random.default_rng(seed)
     wanted = np.full(NUM_CLASSES, num_examples // NUM_CLASSES)
     wanted[: num_examples % NUM_CLASSES] += 1
@@ -217,7 +209,7 @@ def generate(
 def _draw(
     generator: np.random.Generator, count: int, length: int, sparsity: float
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Sequences as they come, not balanced."""
+    """Draw sequences as they come, not balanced."""
     relevant = generator.random((length, count), np.float32) >= sparsity
     positive = generator.integers(0, 2, (length, count), np.uint8).astype(bool)
     total = np.zeros(count, np.int8)

@@ -23,19 +23,19 @@ class Targets(ABC):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """What is learned."""
+        """Return what is learned."""
 
     @abstractmethod
     def encode(self, label: str) -> float:
-        """A label as a target."""
+        """Return a label as a target."""
 
     @abstractmethod
     def as_array(self, targets: Sequence[float]) -> AnyArray:
-        """Targets in the type of the objective."""
+        """Return targets in the type of the objective."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """All that `targets_from_json` needs."""
+        """Return all that `targets_from_json` needs."""
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -49,11 +49,7 @@ class Targets(ABC):
 
 
 class Classes(Targets):
-    """One of some classes.
-
-    Args:
-        counts: Names, in the order of their numbers, and how often each was there in training.
-    """
+    """One of some classes."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self.counts = dict(counts)
@@ -61,7 +57,7 @@ class Classes(Targets):
 
     @staticmethod
     def learn(labels: Sequence[str]) -> "Classes":
-        """The classes of some labels: numbers in their own order, words in the alphabet's."""
+        """Find the classes of some labels: numbers in their own order, words in the alphabet's."""
         counts = Counter(labels)
         if len(counts) < 2:
             raise ValueError(f"must have two classes or more, got only {next(iter(counts))!r}")
@@ -103,7 +99,7 @@ class Number(Targets):
 
     @staticmethod
     def learn(labels: Sequence[str]) -> "Number":
-        """Mean and deviation of some labels. Raises ValueError if one is not a number."""
+        """Compute mean and deviation of some labels. Raises ValueError if one is not a number."""
         values = np.array([number_of(label) for label in labels])
         return Number(float(values.mean()), float(values.std()) or 1.0)
 
@@ -121,12 +117,12 @@ class Number(Targets):
 
 
 def learn_targets(kind: TargetKind, labels: Sequence[str]) -> Targets:
-    """Classes or numbers, as the labels of the training rows have them. Raises ValueError if they do not."""
+    """Learn classes or numbers, as the labels of the training rows have them. Raises ValueError if they do not."""
     return Classes.learn(labels) if kind == "classes" else Number.learn(labels)
 
 
 def targets_from_json(content: Mapping[str, Any]) -> Targets:
-    """What `as_json` describes."""
+    """Make the targets that `as_json` describes."""
     try:
         if content["kind"] == "classes":
             return Classes(content["counts"])
@@ -136,7 +132,7 @@ def targets_from_json(content: Mapping[str, Any]) -> Targets:
 
 
 def label_text(value: Any) -> str:
-    """A label as text: what csv has, or what other files hold, whole numbers without a point."""
+    """Return a label as text: what csv has, or what other files hold, whole numbers without a point."""
     if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
         raise ValueError("the label is empty")
     if isinstance(value, float) and value.is_integer():
@@ -145,7 +141,7 @@ def label_text(value: Any) -> str:
 
 
 def number_of(label: str) -> float:
-    """A label as a number. Raises ValueError if it is none."""
+    """Return a label as a number. Raises ValueError if it is none."""
     try:
         value = float(label)
     except ValueError:

@@ -2,11 +2,10 @@
 1."""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from klformer.errors import DataError
 from klformer.lab.data.sequences import ByteRows, Examples
 from klformer.lab.tasks.base import InputChunk, Task
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.files import entries, exists, first_existing, is_folder, load_from_hub, nothing_usable, reading
+from klformer.lab.tasks.files import Source, entries, exists, first_existing, hub_or_nothing, is_folder, reading
 from klformer.lab.tasks.inputs import chunks_of_rows, rows_of_texts
 from klformer.lab.tasks.presets import PAPER_OPTIMISER, Preset, lra_presets, paper_attention
 from klformer.lab.tasks.tables import TABLE_SUFFIXES, Place, read_table
@@ -34,107 +33,6 @@ class TextData(DataConfig):
 
     label_column: str = "label"
     """From a csv, tsv, jsonl or parquet file: the column of the label."""
-
-
-class TextSource(ABC):
-    """A place that reviews are read from."""
-
-    has_validation = False
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Where it is."""
-
-    @abstractmethod
-    def read(self, part: Split, max_len: int) -> Examples:
-        """A part, with texts cut at max_len bytes."""
-
-
-class ReviewTree(TextSource):
-    """The official tree: `{train,test}/{neg,pos}/ID_RATING.txt`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def describe(self) -> str:
-        return str(self.folder)
-
-    def read(self, part: Split, max_len: int) -> Examples:
-        texts, labels = ByteRows(), []
-        for label, name in enumerate(_LABELS):
-            for path in _reviews(self.folder / part / name):
-                with reading(path), path.open("rb") as file:
-                    text = file.read(max_len)
-                if not text:
-                    raise DataError("the review is empty", file=path)
-                texts.add(text)
-                labels.append(label)
-        return Examples(texts.plus_one(), np.asarray(labels, np.int64))
-
-
-class ReviewTables(TextSource):
-    """`{train,test}` and optionally `validation` as csv, tsv, jsonl or parquet files with a column of text and
-    one of labels."""
-
-    def __init__(self, root: Path, config: TextData) -> None:
-        self.root = root
-        self.columns = (config.text_column, config.label_column)
-        self.has_validation = exists(self._path("validation"))
-
-    def describe(self) -> str:
-        return f"{self._path('train')} and {self._path('test').name}"
-
-    def _path(self, part: Split) -> Path:
-        paths = [self.root / f"{part}{suffix}" for suffix in TABLE_SUFFIXES]
-        return first_existing(paths) or paths[0]
-
-    def read(self, part: Split, max_len: int) -> Examples:
-        path = self._path(part)
-        texts, labels = ByteRows(), []
-        flags = ("--data.text-column", "--data.label-column")
-        for place, (text, label) in read_table(path, self.columns, flags=flags):
-            word = str(label).lower()
-            if word not in _LABEL_NAMES:
-                raise place.error(f"the label must be 0 or 1 (or neg or pos), got {label!r}")
-            if not isinstance(text, str):
-                raise place.error(f"the column {self.columns[0]!r} must hold text, got {text!r}")
-            if not text:
-                raise place.error("the text is empty")
-            texts.add(text.encode()[:max_len])
-            labels.append(_LABEL_NAMES[word])
-        if not labels:
-            raise DataError("has no rows", file=path)
-        return Examples(texts.plus_one(), np.asarray(labels, np.int64))
-
-
-class NoReviews(TextSource):
-    """A folder that somebody named, without reviews: no other data takes their place."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def describe(self) -> str:
-        return f"{self.root} (nothing found: {', '.join(_LOOKED_FOR)})"
-
-    def read(self, part: Split, max_len: int) -> Examples:
-        raise nothing_usable(self.root, _LOOKED_FOR)
-
-
-class ReviewHub(TextSource):
-    """The data set of the Hugging Face hub."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def describe(self) -> str:
-        return f"the hub, {_HUB_NAME} (nothing found in {self.root})"
-
-    def read(self, part: Split, max_len: int) -> Examples:
-        rows = load_from_hub(_HUB_NAME, part, root=self.root, looked_for=_LOOKED_FOR)
-        texts = ByteRows()
-        for text in rows["text"]:
-            texts.add(text.encode()[:max_len])
-        return Examples(texts.plus_one(), np.asarray(rows["label"], np.int64))
 
 
 PRESETS = lra_presets(
@@ -204,26 +102,72 @@ class Text(Task):
     config: TextData
 
     def location(self) -> str:
-        return self._source().describe()
+        return self._source().where
 
     def validation_source(self) -> Literal["file", "train", "test"]:
         return "file" if self._source().has_validation else super().validation_source()
 
     def is_official(self) -> bool:
-        return not isinstance(self._source(), ReviewTables)
+        return self._source().is_official
 
-    def _source(self) -> TextSource:
+    def _source(self) -> Source:
         for folder in (self.root / "aclImdb", self.root):
             if any(is_folder(folder / part / name) for part in ("train", "test") for name in _LABELS):
-                return ReviewTree(folder)
-        if any(exists(self.root / f"{part}{suffix}") for part in ("train", "test") for suffix in TABLE_SUFFIXES):
-            return ReviewTables(self.root, self.config)
-        if self.config.root is not None:
-            return NoReviews(self.root)
-        return ReviewHub(self.root)
+                return Source(str(folder), lambda part, folder=folder: self._read_tree(folder / part))  # type: ignore[misc]
+        tables = {part: self._table(part) for part in get_args(Split)}
+        if exists(tables["train"]) or exists(tables["test"]):
+            return Source(
+                f"{tables['train']} and {tables['test'].name}",
+                lambda part: self._read_table(tables[part]),
+                has_validation=exists(tables["validation"]),
+                is_official=False,
+            )
+        return hub_or_nothing(self.config, _HUB_NAME, _LOOKED_FOR, self._of_hub)
+
+    def _of_hub(self, rows: Any) -> Examples:
+        return self._examples(map(str.encode, rows["text"]), rows["label"])
+
+    def _table(self, part: Split) -> Path:
+        """Return the table of a part; where there is none, the one that is missing."""
+        paths = [self.root / f"{part}{suffix}" for suffix in TABLE_SUFFIXES]
+        return first_existing(paths) or paths[0]
+
+    def _examples(self, texts: Iterable[bytes], labels: Sequence[int]) -> Examples:
+        rows = ByteRows.of(text[: self.max_len] for text in texts)
+        return Examples(rows.plus_one(), np.asarray(labels, np.int64))
+
+    def _read_tree(self, folder: Path) -> Examples:
+        """Read the official tree: `{train,test}/{neg,pos}/ID_RATING.txt`."""
+        texts, labels = [], []
+        for label, name in enumerate(_LABELS):
+            for path in _reviews(folder / name):
+                with reading(path), path.open("rb") as file:
+                    texts.append(file.read(self.max_len))
+                if not texts[-1]:
+                    raise DataError("the review is empty", file=path)
+                labels.append(label)
+        return self._examples(texts, labels)
+
+    def _read_table(self, path: Path) -> Examples:
+        """Read a csv, tsv, jsonl or parquet file with a column of text and one of labels."""
+        columns = (self.config.text_column, self.config.label_column)
+        texts, labels = [], []
+        for place, (text, label) in read_table(path, columns, flags=("--data.text-column", "--data.label-column")):
+            word = str(label).lower()
+            if word not in _LABEL_NAMES:
+                raise place.error(f"the label must be 0 or 1 (or neg or pos), got {label!r}")
+            if not isinstance(text, str):
+                raise place.error(f"the column {columns[0]!r} must hold text, got {text!r}")
+            if not text:
+                raise place.error("the text is empty")
+            texts.append(text.encode()[: self.max_len])
+            labels.append(_LABEL_NAMES[word])
+        if not labels:
+            raise DataError("has no rows", file=path)
+        return self._examples(texts, labels)
 
     def read(self, part: Split) -> Examples:
-        return self._source().read(part, self.max_len)
+        return self._source().read(part)
 
     def class_names(self) -> tuple[str, ...]:
         return _LABELS
@@ -239,7 +183,7 @@ class Text(Task):
 
 
 def _reviews(folder: Path) -> list[Path]:
-    """The reviews of a folder by their number."""
+    """Return the reviews of a folder by their number."""
     if not is_folder(folder):
         raise DataError("the folder of reviews is missing", file=folder)
     numbered = []

@@ -57,7 +57,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of every text, without any that is special for its place.
+        """Encode every text, without any id that is special for its place.
 
         Args:
             texts: N of them.
@@ -68,7 +68,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """All that it takes to be the same again.
+        """Return all that it takes to be the same again.
 
         Returns:
             What JSON can hold, with `kind`; `tokens_from_json` reads it.
@@ -84,7 +84,7 @@ class Tokens(ABC):
         return [ids[:max_len] for ids in self.encode(texts)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_len: int) -> list[Ids]:
-        """Two texts in one sequence, the separator between them; the longer one is cut until both fit.
+        """Encode two texts in one sequence, the separator between them; the longer one is cut until both fit.
 
         Args:
             pairs: N pairs of texts.
@@ -95,7 +95,7 @@ class Tokens(ABC):
 
 
 def join(first: Ids, second: Ids, separator: int, max_len: int) -> Ids:
-    """One sequence of two: the separator between them, and the longer one cut until both fit in max_len."""
+    """Join two sequences: the separator between them, and the longer one cut until both fit in max_len."""
     room = max_len - 1
     kept = min(len(first), max(room - len(second), -(-room // 2)))
     return np.concatenate([first[:kept], np.array([separator], np.int64), second[: room - kept]])
@@ -132,11 +132,7 @@ class Bytes(Tokens):
 
 class Characters(Tokens):
     """The characters of the training texts, the most frequent first; 0 is padding, 1 any other character, 2 the
-    separator, 3 the mask.
-
-    Args:
-        characters: All that have an id, in the order of their ids.
-    """
+    separator, 3 the mask."""
 
     kind: ClassVar[str] = "characters"
 
@@ -146,7 +142,7 @@ class Characters(Tokens):
 
     @classmethod
     def learn(cls, texts: Iterable[str], vocab_size: int) -> "Characters":
-        """The characters of some texts, so many with the special ones at most."""
+        """Learn the characters of some texts, so many with the special ones at most."""
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text)

@@ -38,7 +38,7 @@ class TokensConfig(Config):
 
 
 def make_tokens(config: TokensConfig, texts: Iterable[str]) -> Tokens:
-    """The tokens of a configuration; texts are looked at only if there is something to learn from them.
+    """Make the tokens of a configuration; texts are looked at only if there is something to learn from them.
 
     Args:
         config: Which kind of tokens, and how many.
@@ -69,7 +69,7 @@ def make_tokens(config: TokensConfig, texts: Iterable[str]) -> Tokens:
 
 
 def tokens_from_json(content: dict[str, Any]) -> Tokens:
-    """The tokens that `as_json` describes.
+    """Make the tokens that `as_json` describes.
 
     Args:
         content: What `Tokens.as_json` gave.

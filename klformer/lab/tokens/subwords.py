@@ -42,13 +42,7 @@ class Subwords(Tokens):
 
     @classmethod
     def learn(cls, texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool) -> "Subwords":
-        """Learn pieces from texts.
-
-        Args:
-            kind: "wordpiece" or "bpe".
-            vocab_size: Number of ids with the special ones, at most.
-            lowercase: Make no difference by case and accents.
-        """
+        """Learn pieces from texts."""
         if kind == "wordpiece":
             return cls(_learn_wordpiece(texts, vocab_size, lowercase=lowercase))
         tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
@@ -67,11 +61,7 @@ class Subwords(Tokens):
 
     @classmethod
     def read(cls, path: Path, *, lowercase: bool) -> "Subwords":
-        """Read a tokenizer.json, or a vocab.txt with one piece a line as BERT has it.
-
-        Raises:
-            DataError: the file is missing, or something else.
-        """
+        """Read a tokenizer.json, or a vocab.txt with one piece a line as BERT has it."""
         if not path.is_file():
             raise DataError("is no file; data.tokens.file must be a vocab.txt or a tokenizer.json", file=path)
         if path.suffix == ".json":
@@ -130,11 +120,11 @@ class Subwords(Tokens):
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Subwords":
-        """What `as_json` gave."""
+        """Make the tokenizer that `as_json` describes."""
         return cls(Tokenizer.from_str(json.dumps(content["tokenizer"])), ends=content.get("ends", False))
 
     def _id(self, name: str, *, needed: bool) -> int:
-        """The id of a special piece by its name or its alias; -1 if there is none and none is needed."""
+        """Return the id of a special piece by its name or its alias; -1 if there is none and none is needed."""
         for candidate in (name, ALIASES[name]):
             number = self._tokenizer.token_to_id(candidate)
             if number is not None:
@@ -146,7 +136,7 @@ class Subwords(Tokens):
 
 
 def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
-    """WordPiece around which text is prepared as BERT does it."""
+    """Make a WordPiece tokenizer around which text is prepared as BERT does it."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -155,7 +145,7 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
 
 
 def _learn_wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
-    """WordPiece, the same for the same texts.
+    """Learn WordPiece, the same for the same texts.
 
     The library gives inner characters (##a, ##b, ...) their ids in the order of a hash table, which is another one
     every time, and breaks ties by ids. They are therefore named beforehand, as if they were special, and the

@@ -4,11 +4,16 @@ A callback's state is part of every checkpoint, so that a resumed run is the uni
 the end is part of the result.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import nn
+
 from klformer.errors import ArgumentError
+from klformer.kernels import Kernel
+from klformer.kernels.movement import Movement, kernel_movement
 from klformer.lab.training.evaluation import Evaluation
 from klformer.lab.training.metrics import Metric
 
@@ -41,36 +46,31 @@ class Callback:
     checkpoint_kinds: Sequence[str] = ()
 
     def after_validation(self, validation: Validation) -> None:
-        """The model was evaluated on the validation set."""
+        """Act on an evaluation on the validation set."""
 
     def measure(self) -> Mapping[str, float]:
-        """What the record of a validation is to say besides the metrics."""
+        """Return what the record of a validation is to say besides the metrics."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What must survive an interruption, as JSON can say it."""
+        """Return what must survive an interruption, as JSON can say it."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Put back what `state` gave."""
 
     def result(self) -> dict[str, Any]:
-        """What the result of the run is to say."""
+        """Return what the result of the run is to say."""
         return {}
 
 
 def milestone(percent: int) -> str:
-    """The kind of checkpoint that is written when the validation accuracy first reaches so much."""
+    """Return the kind of checkpoint that is written when the validation accuracy first reaches so much."""
     return f"reached{percent}"
 
 
 class Milestones(Callback):
-    """Notes the step at which the selecting metric first reached 10, 20, ... 90%, for the paper's gradient table.
-
-    Args:
-        metric: A share of which more is better.
-        keep_weights: Keep the weights of the moments that the paper looks at.
-    """
+    """Notes the step at which the selecting metric first reached 10, 20, ... 90%, for the paper's gradient table."""
 
     name: ClassVar[str] = "milestones"
 
@@ -98,3 +98,42 @@ class Milestones(Callback):
 
     def result(self) -> dict[str, Any]:
         return {"first_reached": self.first_reached}
+
+
+class KernelMovement(Callback):
+    """Notes the relative change of frequencies and kernels, from the weights that the model has now."""
+
+    name: ClassVar[str] = "kernel_movement"
+
+    def __init__(self, model: nn.Module) -> None:
+        # Device and precision change with the model, which copies would not follow: they are made when measured.
+        self._kernels = {name: module for name, module in model.named_modules() if isinstance(module, Kernel)}
+        self._start = {
+            name: {key: value.detach().cpu().clone() for key, value in kernel.state_dict().items()}
+            for name, kernel in self._kernels.items()
+            if kernel.spectrum is not None
+        }
+
+    def measure(self) -> Mapping[str, float]:
+        """Return means over the layers, for the record of a validation; nothing for models without frequencies."""
+        layers = self._layers()
+        if not layers:
+            return {}
+        return {
+            "kernel_frequencies_moved": sum(layer.frequencies for layer in layers) / len(layers),
+            "kernel_moved": sum(layer.kernel for layer in layers) / len(layers),
+        }
+
+    def result(self) -> dict[str, Any]:
+        by_layer = [{"frequencies": layer.frequencies, "kernel": layer.kernel} for layer in self._layers()]
+        return {**self.measure(), "kernel_movement_by_layer": by_layer} if by_layer else {}
+
+    def _layers(self) -> list[Movement]:
+        found = []
+        for name, state in self._start.items():
+            start = copy.deepcopy(self._kernels[name])
+            start.load_state_dict(state)
+            movement = kernel_movement(start, self._kernels[name])
+            assert movement is not None, "only kernels with frequencies are kept"
+            found.append(movement)
+        return found

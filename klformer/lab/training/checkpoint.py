@@ -44,7 +44,7 @@ class Checkpoint:
         return read_weights(self.folder / WEIGHTS)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the weights, from the header of their file. Raises as `weights`."""
+        """Return the shapes of the weights, from the header of their file. Raises as `weights`."""
         with _reading(self.folder / WEIGHTS), safe_open(self.folder / WEIGHTS, "pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
@@ -65,7 +65,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+    """Read the tensors of a safetensors file."""
     with _reading(path):
         return load_file(path)
 
@@ -99,12 +99,7 @@ def check_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tupl
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        folder: Where they are.
-        say: Told about checkpoints that had to be passed over.
-    """
+    """The checkpoints of one run."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -143,7 +138,8 @@ class CheckpointStore:
         return target
 
     def newest(self, kind: str, *, up_to: int | None = None) -> Checkpoint | None:
-        """The newest whole checkpoint of a kind, up to a step; those that are not whole are named and passed over."""
+        """Return the newest whole checkpoint of a kind, up to a step; those that are not whole are named and passed
+        over."""
         for folder in reversed(self._folders(kind, up_to)):
             try:
                 return _open(folder)
@@ -152,7 +148,7 @@ class CheckpointStore:
         return None
 
     def whole(self, kind: str) -> list[Checkpoint]:
-        """All whole checkpoints of a kind, oldest first; those that are not are named and passed over."""
+        """Return all whole checkpoints of a kind, oldest first; those that are not are named and passed over."""
         found = []
         for folder in self._folders(kind):
             try:
@@ -162,11 +158,11 @@ class CheckpointStore:
         return found
 
     def holds(self, kind: str) -> bool:
-        """Whether there are checkpoints of a kind, whole or not."""
+        """Return whether there are checkpoints of a kind, whole or not."""
         return bool(self._folders(kind))
 
     def is_last(self, checkpoint: Checkpoint, kind: str) -> bool:
-        """Whether no newer one of its kind was written, whole or not."""
+        """Return whether no newer one of its kind was written, whole or not."""
         return self._folders(kind)[-1] == checkpoint.folder
 
     def remove_after(self, kind: str, step: int) -> None:
@@ -187,7 +183,7 @@ class CheckpointStore:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _folders(self, kind: str, up_to: int | None = None) -> list[Path]:
-        """The folders of a kind, whole or not, oldest first."""
+        """Return the folders of a kind, whole or not, oldest first."""
         last = None if up_to is None else _name(kind, up_to)
         ours = re.compile(f"{kind}-[0-9]{{8}}")
         found = [folder for folder in self.folder.glob(f"{kind}-*") if ours.fullmatch(folder.name) and folder.is_dir()]
@@ -211,7 +207,7 @@ class _NotWhole(Exception):  # noqa: N818 - found and passed over
 
 
 def _open(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, if it is as it was written."""
+    """Open the checkpoint in a folder, if it is as it was written."""
     try:
         manifest = parse_json(check_regular(folder / MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
@@ -229,7 +225,7 @@ def _open(folder: Path) -> Checkpoint:
 
 
 def _files_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The files of a manifest, if it is one: a checksum says who wrote it, not what."""
+    """Return the files of a manifest, if it is one: a checksum says who wrote it, not what."""
     step, files, info = (manifest.get(key) for key in ("step", "files", "info"))
     if type(step) is not int or not isinstance(info, dict) or not isinstance(files, dict):
         raise _NotWhole(f"{MANIFEST} lacks step, files or info")
@@ -239,7 +235,7 @@ def _files_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state by the names of the parameters, as tensors."""
+    """Return the optimiser's state by the names of the parameters, as tensors."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}|{key}": whole(torch.as_tensor(value))

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from klformer.lab.data import Batch, BucketSampler, Examples, collate
-from klformer.lab.training.objective import Objective, model_outputs
+from klformer.lab.training.objective import Objective
 from klformer.lab.training.processes import Layout, make_layout
 from klformer.lab.training.seeds import generator_for
 from klformer.models.reuse import first_part_once
@@ -47,19 +47,19 @@ class Evaluation:
         return len(next(iter(self.by_draw.values())))
 
     def mean(self, metric: str) -> float:
-        """A metric, averaged over the draws."""
+        """Return a metric, averaged over the draws."""
         return float(np.mean(self.by_draw[metric]))
 
     def deviation(self, metric: str) -> float:
-        """Standard deviation of a metric over the draws; 0 if there was one."""
+        """Return the standard deviation of a metric over the draws; 0 if there was one."""
         return float(np.std(self.by_draw[metric], ddof=1)) if self.draws > 1 else 0.0
 
     def means(self) -> dict[str, float]:
-        """All metrics, averaged over the draws."""
+        """Return all metrics, averaged over the draws."""
         return {name: self.mean(name) for name in self.by_draw}
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat, for a result: of every metric NAME, NAME_std, NAME_by_draw and voting_NAME or combined_NAME."""
+        """Return a flat result: of every metric NAME, NAME_std, NAME_by_draw and voting_NAME or combined_NAME."""
         content: dict[str, Any] = {"num_examples": self.num_examples, "draws": self.draws, "loss": self.loss}
         for name, values in self.by_draw.items():
             content |= {
@@ -141,11 +141,16 @@ def evaluate(
 Outputs = Callable[[nn.Module, Batch], Tensor]
 
 
+def model_outputs(model: nn.Module, batch: Batch) -> Tensor:
+    """Return what a model gives for a batch, where no objective says otherwise."""
+    return model(*batch.arguments())
+
+
 @torch.no_grad()
 def outputs_of_draws(
     model: nn.Module, batch: Batch, draws: Iterable[int] | None, *, seed: int, outputs: Outputs = model_outputs
 ) -> Tensor:
-    """Outputs (draws, B, ...) of a batch under some draws of the noise, or with the noise that the model has.
+    """Return outputs (draws, B, ...) of a batch under some draws of the noise, or with the noise that the model has.
 
     The model is to be in evaluation mode; its noise is that of the last draw afterwards.
     """
@@ -158,7 +163,7 @@ def outputs_of_draws(
 def each_draw(
     model: nn.Module, batch: Batch, draws: Iterable[int], *, seed: int, outputs: Outputs = model_outputs
 ) -> Iterator[Tensor]:
-    """Outputs (B, ...) of a batch under one draw of the noise after the other.
+    """Yield outputs (B, ...) of a batch under one draw of the noise after the other.
 
     Draw d of a seed is the same for every batch, and whatever was drawn before. What comes before the first noise is
     computed once.
@@ -172,7 +177,7 @@ def each_draw(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; mode and frequencies are as before afterwards."""
+    """Put the model into evaluation mode inside; mode and frequencies are as before afterwards."""
     was_training = model.training
     model.eval()
     try:

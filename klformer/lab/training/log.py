@@ -20,13 +20,7 @@ from klformer.files import check_regular, parse_json, write_text, writing
 
 
 class MetricsLog:
-    """Appends to the record of a run.
-
-    Args:
-        path: The file of lines.
-        events: The folder of TensorBoard's events.
-        step: The step that the run goes on from; later lines are dropped.
-    """
+    """Appends to the record of a run."""
 
     def __init__(self, path: Path, events: Path, *, step: int) -> None:
         self._path = path
@@ -37,7 +31,7 @@ class MetricsLog:
             self._file = self._path.open("a")
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """A line of `kind` ("train" or "validation") for a step."""
+        """Write a line of `kind` ("train" or "validation") for a step."""
         with writing(self._path):
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
@@ -80,7 +74,7 @@ class _Events:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a record, none if there is no such file; a last line that a crash cut off is left out."""
+    """Return the lines of a record, none if there is no such file; a last line that a crash cut off is left out."""
     if not path.exists():
         return []
     found = []

@@ -29,7 +29,7 @@ class ClassReport:
 
     @staticmethod
     def of(probabilities: Tensor, targets: Tensor) -> "ClassReport":
-        """From probabilities (N, K) and classes (N,)."""
+        """Make the report from probabilities (N, K) and classes (N,)."""
         classes = probabilities.shape[1]
         sure, said = probabilities.max(1)
         confusion = torch.bincount(targets * classes + said, minlength=classes**2).view(classes, classes)
@@ -42,7 +42,7 @@ class ClassReport:
         return ClassReport(confusion, f1, (gaps.abs().sum() / len(targets)).item())
 
     def as_dict(self) -> dict[str, Any]:
-        """For a result."""
+        """Return it as a result has it."""
         return {
             "macro_f1": self.f1.mean().item(),
             "f1_by_class": self.f1.tolist(),
@@ -52,35 +52,29 @@ class ClassReport:
 
 
 def commonest_share(details: Mapping[str, Any]) -> float:
-    """The share of the commonest class, which is the accuracy of somebody who says nothing else; from `as_dict`."""
+    """Return the share of the most frequent class, from `as_dict`: the accuracy of always predicting it."""
     counts = [sum(row) for row in details["confusion"]]
     return max(counts) / sum(counts)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which models are compared.
-
-    Args:
-        name: As in records and results.
-        higher_is_better: The direction.
-        percent: A share from 0 to 1, which people read in percent.
-    """
+    """A number by which models are compared."""
 
     name: str
     higher_is_better: bool
     percent: bool = False
 
     def rank(self, value: float) -> float:
-        """A number that is higher for the better of two values."""
+        """Return a number that is higher for the better of two values."""
         return value if self.higher_is_better else -value
 
     def reaches(self, value: float, target: float) -> bool:
-        """Whether a value is as good as the target, or better."""
+        """Return whether a value is as good as the target, or better."""
         return self.rank(value) >= self.rank(target)
 
     def show(self, value: float, digits: int = 2) -> str:
-        """A value for people: in percent with so many digits, or as a number of two more significant ones."""
+        """Write a value for people: in percent with so many digits, or as a number of two more significant ones."""
         return f"{100 * value:.{digits}f}%" if self.percent else f"{value:.{digits + 2}g}"
 
     @property
@@ -89,19 +83,19 @@ class Metric:
         return f"{self.name}, %" if self.percent else self.name
 
     def best(self, values: Sequence[float]) -> float:
-        """The best of some values."""
+        """Return the best of some values."""
         return max(values, key=self.rank)
 
     def scaled(self, value: float) -> float:
-        """A value in the unit in which people read it."""
+        """Return a value in the unit in which people read it."""
         return 100 * value if self.percent else value
 
     def show_scaled(self, scaled: float) -> str:
-        """A scaled value as tables have it, whose heading has the unit."""
+        """Write a scaled value as tables have it, whose heading has the unit."""
         return f"{scaled:.2f}" if self.percent else f"{scaled:.4g}"
 
     def show_spread(self, value: float) -> str:
-        """A deviation, without the sign of percent."""
+        """Write a deviation, without the sign of percent."""
         return f"{100 * value:.2f}" if self.percent else f"{value:.2g}"
 
     def as_dict(self) -> dict[str, str | bool]:

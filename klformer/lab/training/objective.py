@@ -23,13 +23,6 @@ from klformer.lab.data import Batch
 from klformer.lab.training.metrics import Metric
 
 
-def model_outputs(model: nn.Module, batch: Batch) -> Tensor:
-    """What a model gives for a batch, of single sequences or pairs."""
-    if batch.second is None:
-        return model(batch.inputs, batch.key_mask)
-    return model(batch.inputs, batch.second, batch.key_mask, batch.second_mask)
-
-
 class Objective(ABC):
     """A loss with its metrics: what a task's `objective()` returns.
 
@@ -96,7 +89,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The loss, summed over what `count` counts.
+        """Return the loss, summed over what `count` counts.
 
         Args:
             outputs: Of a model, (B, num_outputs), or (B, L, num_outputs) if `of_positions`; of n draws (n, B, ...).
@@ -108,7 +101,7 @@ class Objective(ABC):
 
     @abstractmethod
     def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What is kept of outputs for the metrics.
+        """Return what is kept of outputs for the metrics.
 
         Args:
             outputs: Of n draws, (n, B, ...).
@@ -119,7 +112,8 @@ class Objective(ABC):
         """
 
     def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
-        """As `predict`, of one part of the sequences: the sum over the parts is what `predict` gives of the whole.
+        """Predict as `predict`, for one part of the sequences: the sum over the parts is what `predict` gives of the
+        whole.
 
         For objectives with outputs of positions.
 
@@ -146,7 +140,7 @@ class Objective(ABC):
 
     @abstractmethod
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-        """All metrics by name.
+        """Compute all metrics by name.
 
         Args:
             predictions: All of a split, (N, *prediction_shape).
@@ -161,7 +155,7 @@ class Objective(ABC):
 
     @abstractmethod
     def combine(self, predictions: Tensor) -> Tensor:
-        """One prediction from those of all draws.
+        """Make one prediction from those of all draws.
 
         Args:
             predictions: (n, N, *prediction_shape).
@@ -182,7 +176,7 @@ class Objective(ABC):
         """
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """What outputs mean to people: probabilities of classes, or numbers in the targets' own units.
+        """Return what outputs mean to people: probabilities of classes, or numbers in the targets' own units.
 
         Predictions have the mean and the deviation of them over draws.
 
@@ -200,7 +194,7 @@ class Objective(ABC):
         return False
 
     def details(self, answers: Tensor, targets: Tensor) -> dict[str, Any]:
-        """More on a split for its result, as JSON.
+        """Return more on a split for its result, as JSON.
 
         Args:
             answers: The mean of all draws, (N, num_outputs).
@@ -212,7 +206,7 @@ class Objective(ABC):
         return {}
 
     def pose(self, batch: Batch, draw: Sequence[int]) -> Batch:
-        """What the model is asked about a batch: the batch as it is, or something hidden in it.
+        """Return what the model is asked about a batch: the batch as it is, or something hidden in it.
 
         Args:
             batch: As the data has it.
@@ -222,7 +216,7 @@ class Objective(ABC):
         return batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model gives for a batch.
+        """Return what the model gives for a batch.
 
         Args:
             model: Called with the inputs and their mask; for pairs with both inputs, then both masks.
@@ -231,10 +225,10 @@ class Objective(ABC):
         Returns:
             (B, num_outputs), or (B, L, num_outputs) if `of_positions`.
         """
-        return model_outputs(model, batch)
+        return model(*batch.arguments())
 
     def count(self, outputs: Tensor, batch: Batch) -> int:
-        """How many terms `loss_of` sums in each draw: examples, if nothing else is said.
+        """Count the terms that `loss_of` sums in each draw: examples, if nothing else is said.
 
         Args:
             outputs: As in `loss_of`.
@@ -243,7 +237,7 @@ class Objective(ABC):
         return len(batch)
 
     def sums(self, outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        """The sums in a batch of those metrics that are means over what `count` counts: shown while training.
+        """Return the sums in a batch of those metrics that are means over what `count` counts: shown while training.
 
         Args:
             outputs: (B, ...), as in `loss_of`.
@@ -255,7 +249,7 @@ class Objective(ABC):
         return {}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """The loss of a model for a batch, without draws: `pose`, `outputs` and `loss_of`.
+        """Compute the loss of a model for a batch, without draws: `pose`, `outputs` and `loss_of`.
 
         Args:
             model: As in `outputs`.
@@ -269,7 +263,7 @@ class Objective(ABC):
         return self.loss_of(outputs, batch), self.count(outputs, batch)
 
     def metric(self, name: str) -> Metric:
-        """The metric of a name.
+        """Return the metric of a name.
 
         Args:
             name: Of one of `metrics`.

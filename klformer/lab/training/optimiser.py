@@ -12,7 +12,7 @@ from klformer.lab.training.encoder_classifier import EncoderClassifier
 
 
 def learning_rate(schedule: ScheduleConfig, base: float, step: int, total_steps: int) -> float:
-    """The learning rate of step t = `step`.
+    """Return the learning rate of step t = `step`.
 
     Args:
         base: Base learning rate.
@@ -35,7 +35,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
 
 def build_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters that are trained."""
+    """Build AdamW over all parameters that are trained."""
     return torch.optim.AdamW(
         parameter_groups(model, config),
         lr=config.learning_rate,
@@ -52,8 +52,8 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def parameter_groups(model: nn.Module, config: OptimiserConfig) -> list[dict[str, Any]]:
-    """Parameters with the same weight decay and factor of the learning rate, in the model's order: one group if there
-    is nothing to tell them apart."""
+    """Group parameters with the same weight decay and factor of the learning rate, in the model's order: one group if
+    there is nothing to tell them apart."""
     encoder = "encoder." if isinstance(model, EncoderClassifier) else None
     kernel, plain = kernel_parameters(model), norms_and_biases(model)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -76,19 +76,19 @@ def parameter_groups(model: nn.Module, config: OptimiserConfig) -> list[dict[str
 
 
 def kernel_parameters(model: nn.Module) -> set[str]:
-    """The names of the parameters that the kernels are learned by: those of spectral distributions, and the smoothing
-    and temperature of kernels."""
+    """Return the names of the parameters that the kernels are learned by: those of spectral distributions, and the
+    smoothing and temperature of kernels."""
     return _names(model, (Kernel, SpectralDistribution), recurse=True)
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:
-    """The names of the parameters that shift and scale: those of norms, and biases."""
+    """Return the names of the parameters that shift and scale: those of norms, and biases."""
     biases = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
     return _names(model, NORMS, recurse=False) | biases
 
 
 def _names(model: nn.Module, kinds: tuple[type[nn.Module], ...], *, recurse: bool) -> set[str]:
-    """The names, in the model, of the parameters of modules of some kinds."""
+    """Return the names, in the model, of the parameters of modules of some kinds."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

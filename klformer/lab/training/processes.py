@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def make_accelerator(training: TrainingConfig) -> Accelerator:
-    """Device, processes and precision: what torchrun says, else one process."""
+    """Make what knows device, processes and precision: what torchrun says, else one process."""
     return Accelerator(mixed_precision=training.mixed_precision, cpu=not torch.cuda.is_available())
 
 
@@ -44,18 +44,18 @@ class Layout:
     shards: DeviceMesh | None = None
 
     def share(self, indices: IntArray) -> IntArray:
-        """The examples of this process; the others of its sequences have the same."""
+        """Return the examples of this process; the others of its sequences have the same."""
         return np.array_split(indices, self.num_shares)[self.share_index]
 
     def part(self, batch: Batch, *, of_positions: bool) -> tuple[Batch, int]:
-        """The part of a batch that this process has, and where it begins."""
+        """Return the part of a batch that this process has, and where it begins."""
         if self.num_parts == 1:
             return batch, 0
         return batch.part(self.part_index, self.num_parts, of_positions=of_positions)
 
 
 def make_layout(accelerator: Accelerator, parallel: ParallelConfig | None = None) -> Layout:
-    """How the processes share the work."""
+    """Decide how the processes share the work."""
     world, num_parts = accelerator.num_processes, 1 if parallel is None else parallel.sequence
     if world % num_parts:
         raise ArgumentError(
@@ -76,12 +76,12 @@ def make_layout(accelerator: Accelerator, parallel: ParallelConfig | None = None
 
 
 def is_main_process() -> bool:
-    """Whether this is the only process, or the one of several that writes and speaks."""
+    """Return whether this is the only process, or the one of several that writes and speaks."""
     return PartialState(cpu=not torch.cuda.is_available()).is_main_process
 
 
 def is_distributed() -> bool:
-    """Whether torchrun has started several processes."""
+    """Return whether torchrun has started several processes."""
     return PartialState(cpu=not torch.cuda.is_available()).num_processes > 1
 
 

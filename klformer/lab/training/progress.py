@@ -3,7 +3,6 @@
 import errno
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,50 +20,29 @@ from klformer.lab.terminal import harmless
 from klformer.lab.training.metrics import Metric
 
 
-class Reporter(ABC):
-    """Told what happens, shows it."""
+class Reporter:
+    """Told what happens; one that shows something overrides what it shows."""
 
-    @abstractmethod
     def say(self, message: str) -> None:
-        """Something that a person should read."""
+        """Show something that a person should read."""
 
-    @abstractmethod
     def start(self, step: int, total_steps: int) -> None:
-        """Training begins, or goes on, after `step` steps of `total_steps`."""
+        """Begin to show training that begins, or goes on, after `step` steps of `total_steps`."""
 
-    @abstractmethod
     def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
-        """Averages of the steps since the last call."""
+        """Show averages of the steps since the last call."""
 
-    @abstractmethod
     def finish(self) -> None:
-        """Training is over."""
+        """End what is shown of training."""
 
 
 class SilentReporter(Reporter):
     """Shows nothing."""
 
-    def say(self, message: str) -> None:
-        pass
-
-    def start(self, step: int, total_steps: int) -> None:
-        pass
-
-    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
 
 class AttendedReporter(Reporter):
     """Another reporter, as long as somebody listens: a terminal that is gone or a pipe without a reader ends no run in
-    the middle of a step.
-
-    Args:
-        reporter: What shows something.
-        left: Called when whoever listened has left; nothing is shown from then on.
-    """
+    the middle of a step."""
 
     def __init__(self, reporter: Reporter, *, left: Callable[[], None]) -> None:
         self._reporter = reporter
@@ -98,12 +76,7 @@ class AttendedReporter(Reporter):
 
 
 class PlainReporter(Reporter):
-    """Lines for a log file, at most one every few seconds for the steps.
-
-    Args:
-        seconds_between: Lines about steps.
-        label: In front of every line, where several runs go on side by side.
-    """
+    """Lines for a log file, at most one every few seconds for the steps."""
 
     def __init__(self, *, seconds_between: float = 15.0, label: str = "") -> None:
         self._label = label
@@ -131,17 +104,9 @@ class PlainReporter(Reporter):
             flush=True,
         )
 
-    def finish(self) -> None:
-        pass
-
 
 class LiveReporter(Reporter):
-    """A progress bar with the latest figures.
-
-    Args:
-        bars: Where it is drawn, with the bars of other runs.
-        label: In front of the bar and of every line.
-    """
+    """A progress bar with the latest figures."""
 
     def __init__(self, bars: Progress | None = None, *, label: str = "") -> None:
         self._progress = bars or _bars()
@@ -190,12 +155,12 @@ def _bars() -> Progress:
 
 
 def _written(metrics: Mapping[Metric, float], space: str) -> str:
-    """Names and values, each with the space after it."""
+    """Write names and values, each with the space after it."""
     return "".join(f"{metric.name} {metric.show(value, digits=1)}{space}" for metric, value in metrics.items())
 
 
 def make_reporter(*, quiet: bool) -> Reporter:
-    """The reporter that fits where the output goes."""
+    """Make the reporter that fits where the output goes."""
     if quiet:
         return SilentReporter()
     return LiveReporter() if sys.stdout.isatty() else PlainReporter()

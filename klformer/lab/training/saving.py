@@ -56,16 +56,7 @@ class StepTotals:
 
 
 class Saver:
-    """Writes and reads the checkpoints of one training; one process writes.
-
-    Args:
-        store: Where checkpoints go.
-        model: The model itself, not as accelerate has wrapped it.
-        optimiser: As accelerate has prepared it.
-        accelerator: Processes, and the scaler of gradients.
-        callbacks: Their state is saved as well.
-        keep: So many of the newest checkpoints of a kind are kept.
-    """
+    """Writes and reads the checkpoints of one training; one process writes."""
 
     def __init__(
         self,

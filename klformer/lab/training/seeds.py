@@ -6,11 +6,11 @@ import torch
 
 
 def derived_seed(seed: int, purpose: str, *numbers: int) -> int:
-    """A seed for one purpose, independent of those for others."""
+    """Derive a seed for one purpose, independent of those for others."""
     text = f"{seed}/{purpose}/" + "/".join(map(str, numbers))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(seed: int, purpose: str, *numbers: int) -> torch.Generator:
-    """A CPU generator for one purpose."""
+    """Make a CPU generator for one purpose."""
     return torch.Generator().manual_seed(derived_seed(seed, purpose, *numbers))

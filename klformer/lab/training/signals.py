@@ -30,17 +30,17 @@ class StopSignal:
         return signal.Signals(self.number or signal.SIGTERM).name
 
     def hang_up(self) -> None:
-        """Whoever read the output has left: as if the terminal were gone."""
+        """Act as if the terminal were gone: whoever read the output has left."""
         self.number = self.number or signal.SIGHUP
 
     def came_to_any(self, accelerator: Accelerator) -> bool:
-        """Whether a process was asked to stop; the same in all of them."""
+        """Return whether a process was asked to stop; the same in all of them."""
         asked = torch.tensor(float(self.number), device=accelerator.device)
         return bool(accelerator.reduce(asked, "sum").item())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Signals are noted inside, and handled as before afterwards."""
+        """Note signals inside, and handle them as before afterwards."""
 
         def ask(number: int, _frame: FrameType | None) -> None:
             if self.number:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 
 from klformer.distributed.sharding import whole
 from klformer.lab.data import Examples, collate
@@ -37,18 +37,18 @@ class CheckpointClock:
         self.start()
 
     def start(self) -> None:
-        """Now nothing is lost yet."""
+        """Start again: nothing is lost yet."""
         self._since = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether the last checkpoint is old enough."""
+        """Return whether the last checkpoint is old enough."""
         if self._seconds is None:
             return False
         return time.monotonic() - self._since >= max(self._seconds, REST * self._cost)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around the writing of a checkpoint."""
+        """Time the writing of a checkpoint."""
         self.start()
         yield
         self._cost = time.monotonic() - self._since
@@ -61,16 +61,7 @@ class NotFinite(Exception):  # noqa: N818 - the trainer makes an error of it tha
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums of one step over all parts and processes.
-
-    Args:
-        loss: Summed loss.
-        count: What it sums over.
-        metrics: Those metrics that are means over the same, as sums.
-        tokens: Real tokens.
-        stop: Whether a process was asked to stop.
-        save: Whether a process finds that a checkpoint is due.
-    """
+    """Sums of one step over all parts and processes."""
 
     loss: float
     count: int
@@ -81,19 +72,7 @@ class StepResult:
 
 
 class Stepper:
-    """Does steps.
-
-    Args:
-        model: As accelerate has prepared it.
-        optimiser: Likewise.
-        examples: Training examples.
-        objective: What the model is trained for.
-        training: Parts, clipping and padding.
-        accelerator: Device, processes and precision.
-        layout: How the processes share the work; the examples alone, if None.
-        signal: That this process got, if any.
-        clock: Of this process's checkpoints.
-    """
+    """Does steps."""
 
     def __init__(
         self,
@@ -120,36 +99,18 @@ class Stepper:
         self._pad_to = int(examples.lengths.max()) if training.pad_to_longest else None
 
     def step(self, indices: IntArray, draw: Sequence[int]) -> StepResult:
-        """One update with a batch of all processes.
+        """Go forward and backward through this process's parts of a batch of all processes, and update once.
 
         Args:
-            draw: Numbers that what the objective draws is a function of.
-        """
-        sums = self._backward(indices, draw)
-        names = [metric.name for metric in self.objective.metrics]
-        loss, count, tokens, stop, save, *metrics = self.accelerator.reduce(sums, "sum").tolist()
-        if not math.isfinite(loss):
-            raise NotFinite(f"loss is {loss}")
-        self._weigh_gradients(len(indices) / count if count else 0.0)
-        # Also without clipping: a gradient that is not finite must not reach the weights.
-        limit = math.inf if self.training.clip_norm is None else self.training.clip_norm
-        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), limit)))
-        # The scaler of fp16 skips such steps itself, and lowers its scale.
-        if not math.isfinite(norm) and self.accelerator.scaler is None:
-            raise NotFinite(f"norm of the gradient is {norm}")
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
-        return StepResult(loss, round(count), known, int(tokens), bool(stop), bool(save))
+            indices: The examples of the batch.
+            draw: Numbers from which the objective draws whatever is random.
 
-    def _backward(self, indices: IntArray, draw: Sequence[int]) -> Tensor:
-        """Forward and backward through this process's parts.
-
-        Returns:
-            This process's [loss, count, tokens, signal, save, metrics ...]; NaN for metrics that are no means.
+        Raises:
+            NotFinite: the loss, or the norm of the gradient.
         """
         accelerator, objective = self.accelerator, self.objective
         names = [metric.name for metric in objective.metrics]
+        # This process's [loss, count, tokens, signal, save, metrics ...]; NaN for metrics that are no means.
         sums = torch.zeros(5 + len(names), dtype=torch.float64, device=accelerator.device)
         share, of_share = self._share(indices)
         # Outputs of whole sequences are the same for all that share them, and count once.
@@ -175,18 +136,36 @@ class Stepper:
         # They go with the sums, so that all processes know of a signal that one got, and save together.
         sums[3] = float(self.signal.number)
         sums[4] = float(self.clock.is_due())
-        return sums
+        return self._update(accelerator.reduce(sums, "sum").tolist(), len(indices))
+
+    def _update(self, sums: Sequence[float], num_examples: int) -> StepResult:
+        """Update the weights with the gradients, unless they or the loss are not finite."""
+        loss, count, tokens, stop, save, *metrics = sums
+        if not math.isfinite(loss):
+            raise NotFinite(f"loss is {loss}")
+        self._weigh_gradients(num_examples / count if count else 0.0)
+        # Also without clipping: a gradient that is not finite must not reach the weights.
+        limit = math.inf if self.training.clip_norm is None else self.training.clip_norm
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), limit)))
+        # The scaler of fp16 skips such steps itself, and lowers its scale.
+        if not math.isfinite(norm) and self.accelerator.scaler is None:
+            raise NotFinite(f"norm of the gradient is {norm}")
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        names = [metric.name for metric in self.objective.metrics]
+        known = {name: value for name, value in zip(names, metrics, strict=True) if not math.isnan(value)}
+        return StepResult(loss, round(count), known, int(tokens), bool(stop), bool(save))
 
     def _weigh_gradients(self, factor: float) -> None:
-        """Gradients were taken for a mean over examples, whose number is known beforehand; where the loss counts
-        something else, they are put right afterwards."""
+        """Correct gradients that were taken for a mean over examples, whose number is known beforehand, where the loss
+        counts something else."""
         if factor != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
     def _share(self, indices: IntArray) -> tuple[IntArray, float]:
-        """This process's part of a batch, and what it counts.
+        """Return this process's part of a batch, and what it counts.
 
         Gradients are averaged over all processes, which all have to take part: where there are fewer examples than
         processes, those without one work through another's and count nothing.

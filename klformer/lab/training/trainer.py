@@ -38,21 +38,7 @@ ESTIMATE_AFTER = 10
 
 
 class Trainer:
-    """Trains a model for an objective, and keeps the best one.
-
-    Args:
-        model: Gives outputs for a batch, as the objective asks it.
-        train: Training examples.
-        validation: Examples to select on.
-        objective: Loss and metrics.
-        store: Where checkpoints go.
-        open_log: Opens the record of the run at the step that it goes on from.
-        accelerator: Device, processes and precision.
-        reporter: Told what happens.
-        seed: Of everything random.
-        callbacks: Told about validations.
-        layout: How the processes share the work; the examples alone, if None.
-    """
+    """Trains a model for an objective, and keeps the best one."""
 
     def __init__(
         self,
@@ -135,7 +121,7 @@ class Trainer:
         return self.has_reached(self.training.target) or self.progress.step >= self.total_steps
 
     def has_reached(self, target: float | None) -> bool:
-        """Whether the best model so far is as good as a target; no model is if there is none."""
+        """Return whether the best model so far is as good as a target; False if there is none."""
         best = self.progress.best_metric
         return target is not None and best is not None and self.metric.reaches(best, target)
 
@@ -150,17 +136,34 @@ class Trainer:
         """Train to the end; nothing happens if that is reached already."""
         if self.is_done:
             return
+        self.wrapped.train()
+        with self._recording() as log, self._signal.watched():
+            self._clock.start()
+            first, began = self.progress.step, time.monotonic()
+            for step, indices in self._batches():
+                if step == first + ESTIMATE_AFTER + 1:
+                    self._estimate((time.monotonic() - began) / ESTIMATE_AFTER)
+                done = self._one_step(step, indices)
+                stop = self._finish_step(done, log)
+                if self.is_done:
+                    break
+                if stop:
+                    saved = f"state saved in {self.store.folder}"
+                    raise Interrupted(f"{self._signal.name}: stopped after step {step}, {saved}")
+        if self._signal.number:
+            raise Interrupted(self._complete())
+
+    @contextmanager
+    def _recording(self) -> Iterator[MetricsLog | None]:
+        """Open the record, in the process that writes it, and the display; close both at the end."""
         log = self.open_log(self.progress.step) if self.accelerator.is_main_process else None
         self.reporter.start(self.progress.step, self.total_steps)
         try:
-            with self._signal.watched():
-                self._loop(log)
+            yield log
         finally:
             self.reporter.finish()
             if log is not None:
                 log.close()
-        if self._signal.number:
-            raise Interrupted(self._complete())
 
     def load_best(self) -> None:
         """Put the weights of the best validation into the model, or the last ones if those are damaged."""
@@ -178,14 +181,14 @@ class Trainer:
 
     @contextmanager
     def final_evaluation(self) -> Iterator[None]:
-        """Around what comes after training: Ctrl-C loses nothing then, and says so."""
+        """Say, at Ctrl-C after training, that nothing is lost."""
         try:
             yield
         except KeyboardInterrupt:
             raise Interrupted(self._complete()) from None
 
     def evaluate(self, examples: Examples, *, draws: int | None = None) -> Evaluation:
-        """All metrics on some examples, with the present frequencies or averaged over new draws."""
+        """Compute all metrics on some examples, with the present frequencies or averaged over new draws."""
         return evaluate(
             self.model,
             examples,
@@ -200,35 +203,21 @@ class Trainer:
     def _complete(self) -> str:
         return f"training is complete ({self.progress.step} steps), its evaluation was interrupted; --resume evaluates"
 
-    def _loop(self, log: MetricsLog | None) -> None:
-        self.wrapped.train()
-        self._clock.start()
-        first, began = self.progress.step, time.monotonic()
-        for step, indices in self._batches():
-            if step == first + ESTIMATE_AFTER + 1:
-                self._estimate((time.monotonic() - began) / ESTIMATE_AFTER)
-            started, processor_started = time.monotonic(), time.process_time()
-            done = self._one_step(step, indices)
-            seconds = time.monotonic() - started
-            self.progress.step = step
-            self.progress.seconds += seconds
-            if self.progress.processor_seconds is not None:
-                self.progress.processor_seconds += time.process_time() - processor_started
-            self.totals.seconds += seconds
-            stop, last = done.stop, step == self.total_steps
-            if step % self.training.log_every == 0 or last:
-                self._write_totals(log)
-            if step % self.training.evaluate_every == 0 or last:
-                self._validate(log)
-                stop = self._signal.came_to_any(self.accelerator)
-            if step % self.training.checkpoint_every == 0 or self.is_done or stop or done.save:
-                self._save()
-            if self.is_done:
-                if not last:
-                    self.reporter.say(f"target {self.metric.name} reached at step {step}")
-                return
-            if stop:
-                raise Interrupted(f"{self._signal.name}: stopped after step {step}, state saved in {self.store.folder}")
+    def _finish_step(self, done: StepResult, log: MetricsLog | None) -> bool:
+        """Log, evaluate and save as far as it is time to; return whether a process was asked to stop."""
+        step, stop = self.progress.step, done.stop
+        last = step == self.total_steps
+        if step % self.training.log_every == 0 or last:
+            self._write_totals(log)
+        if step % self.training.evaluate_every == 0 or last:
+            self._validate(log)
+            stop = self._signal.came_to_any(self.accelerator)
+        if step % self.training.checkpoint_every == 0 or self.is_done or stop or done.save:
+            with self._clock.saving():
+                self.saver.save(self.progress, self.totals)
+        if self.is_done and not last:
+            self.reporter.say(f"target {self.metric.name} reached at step {step}")
+        return stop
 
     def _estimate(self, seconds_a_step: float) -> None:
         """Say how long the rest takes, if it is long."""
@@ -240,7 +229,7 @@ class Trainer:
             )
 
     def _batches(self) -> Iterator[tuple[int, IntArray]]:
-        """(step, all processes' indices) from where training is to its end."""
+        """Yield (step, all processes' indices) from where training is to its end."""
         step = self.progress.step
         while step < self.total_steps:
             epoch, start = divmod(step, len(self.sampler))
@@ -249,7 +238,8 @@ class Trainer:
                 yield step, indices
 
     def _one_step(self, step: int, indices: IntArray) -> StepResult:
-        """One update with a batch of all processes."""
+        """Do one update with a batch of all processes."""
+        started, processor_started = time.monotonic(), time.process_time()
         every = self.training.resample_every
         if every is not None and step % every == 0:
             resample(self.model, generator_for(self.seed, "frequencies", step))
@@ -265,7 +255,13 @@ class Trainer:
         totals.tokens += done.tokens
         for name, value in done.metrics.items():
             totals.metrics[name] = totals.metrics.get(name, 0.0) + value
+        seconds = time.monotonic() - started
+        totals.seconds += seconds
+        self.progress.step = step
         self.progress.tokens += done.tokens
+        self.progress.seconds += seconds
+        if self.progress.processor_seconds is not None:
+            self.progress.processor_seconds += time.process_time() - processor_started
         return done
 
     def _rate(self, step: int) -> float:
@@ -308,10 +304,6 @@ class Trainer:
         if (metric.rank(value), -result.loss) > (before, -progress.best_loss):
             progress.best_metric, progress.best_loss, progress.best_step = value, result.loss, step
             self.saver.keep_best(step, {f"validation_{metric.name}": value})
-
-    def _save(self) -> None:
-        with self._clock.saving():
-            self.saver.save(self.progress, self.totals)
 
 
 def _check_target(training: TrainingConfig, objective: Objective) -> None:

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from matplotlib import pyplot as plt
 from support import TINY
 
-from klformer.lab.analysis.eigenvalues import command as eigenvalues
+from klformer.lab.analysis import eigenvalues
 from klformer.lab.analysis.kernel import command as kernel
 from klformer.lab.analysis.kernel import figures as kernel_figures
 from klformer.lab.analysis.output import some_of, write_results
@@ -27,8 +27,7 @@ from klformer.lab.report.analysis_tables import variance_table
 from klformer.lab.report.collect import read_analysis
 from klformer.lab.runs.load import load_run
 from klformer.lab.tables import MISSING
-from klformer.lab.training.evaluation import evaluate, evaluating, outputs_of_draws
-from klformer.lab.training.objective import model_outputs
+from klformer.lab.training.evaluation import evaluate, evaluating, model_outputs, outputs_of_draws
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.progress import SilentReporter
 from klformer.models import SequenceEmbedding

@@ -8,7 +8,7 @@ import torch
 
 import klformer
 from klformer.kernels import FastFoodSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
-from klformer.lab.analysis.eigenvalues.command import covariance, eigenvalues
+from klformer.lab.analysis.eigenvalues import covariance, eigenvalues
 from klformer.lab.analysis.kernel.measure import (
     attention_of_first_token,
     kernel_profile,

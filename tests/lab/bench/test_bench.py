@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from contextlib import redirect_stdout
-from io import StringIO
 
 import pytest
 import torch
@@ -13,13 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import klformer
 from benchmarks import fastfood
 from klformer.kernels import FastFoodSpectrum
-from klformer.lab.bench import attention, measure
-from klformer.lab.bench.__main__ import main as measure_alone
-from klformer.lab.bench.attention import AttentionSizes, length_table, summarise
+from klformer.lab.bench import attention, measure, ops
 from klformer.lab.bench.attention import forward_and_backward as forward_and_backward_of_attention
+from klformer.lab.bench.attention import length_table, summarise
 from klformer.lab.bench.decode import DecodeBench
 from klformer.lab.bench.decode import run as main_of_decode
-from klformer.lab.bench.measure import crossover, growth_power, in_own_process, log_log_slope, round_times, spread
+from klformer.lab.bench.measure import (
+    Shape,
+    crossover,
+    growth_power,
+    in_own_process,
+    log_log_slope,
+    round_times,
+    spread,
+)
 from klformer.lab.bench.subjects import ATTENTIONS, Operands, Sizes, forward_and_backward, matrix_products
 from klformer.lab.cli.main import main
 from klformer.ops.feature_maps import FEATURE_MAPS
@@ -115,9 +120,8 @@ def test_ops_prints_ratios_and_writes_them(tmp_path, capsys, monkeypatch):
 
 
 def test_memory_of_one_subject_is_measured_in_its_own_process():
-    arguments = ["--sizes.batch", "1", "--sizes.heads", "4", "--sizes.head-dim", "16", "--sizes.value-dim", "16"]
-    arguments += ["--sizes.length", "4096", "--sizes.frequencies", "256"]
-    out = {name: int(in_own_process(["memory", "--name", name, *arguments])) for name in ("rks", "rks materialised")}
+    sizes = Sizes(batch=1, heads=4, length=4096, head_dim=16, value_dim=16, frequencies=256)
+    out = {name: in_own_process(ops.measure_memory, name, sizes) for name in ("rks", "rks materialised")}
     features = 2 * 4 * 4096 * 512 * 4
     assert out["rks materialised"] > features
     assert out["rks"] < features / 2
@@ -129,11 +133,6 @@ def test_peak_memory_is_seen():
     script += f"print(peak(lambda: torch.ones({size // 4}).sum()))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert 0.9 * size < int(out) < 1.5 * size
-
-
-def test_a_measurement_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="there is no measurement 'weight'"):
-        measure_alone(["weight"])
 
 
 def test_medians_and_slopes():
@@ -268,11 +267,9 @@ def test_steps_with_sequences_in_parts_are_reported(capsys, tmp_path, monkeypatc
     assert {row["allocator"] for row in report["results"]} == {keeps}
 
 
-def in_this_process(arguments, environment=None):
-    """What a measurement prints, without a process of its own, which takes seconds to start."""
-    with redirect_stdout(StringIO()) as printed:
-        measure_alone(arguments)
-    return printed.getvalue()
+def in_this_process(run, *arguments, environment=None):
+    """What a function gives, without a process of its own, which takes seconds to start."""
+    return run(*arguments)
 
 
 def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monkeypatch):
@@ -303,14 +300,13 @@ def test_attentions_are_measured_in_one_table_and_figure(tmp_path, capsys, monke
 
 @pytest.mark.parametrize("name", klformer.attention_names())
 def test_every_attention_can_be_measured(name):
-    forward_and_backward_of_attention(name, AttentionSizes(length=70, heads=2, head_dim=4, num_frequencies=4))()
+    forward_and_backward_of_attention(name, Shape(heads=2, head_dim=4, num_frequencies=4), 70)()
 
 
 @pytest.mark.parametrize("name", ["gmm-rks", "gmm-prf"])
 def test_a_kernel_takes_hardly_more_than_its_result_and_gradients(name):
-    sizes = AttentionSizes(length=16_384)
-    peak = int(measure.in_own_process(["attention-memory", "--name", name, *measure.as_flags(vars(sizes), "sizes.")]))
-    assert peak < 1.1 * attention.result_and_gradients(name, sizes)
+    peak = in_own_process(attention.measure_memory, name, Shape(), 16_384)
+    assert peak < 1.1 * attention.result_and_gradients(name, Shape(), 16_384)
 
 
 def test_an_unknown_attention_is_named():

@@ -8,9 +8,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from klformer.lab.bench import measure
 from klformer.lab.bench.model import command
-from klformer.lab.bench.model.batch import GIBIBYTE
-from klformer.lab.bench.model.command import CPU_BATCH_SIZES, PAPER_ATTENTIONS, ModelBench
-from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, configuration, in_own_process, measure_step
+from klformer.lab.bench.model import step as step_module
+from klformer.lab.bench.model.command import CPU_BATCH_SIZES, GIBIBYTE, PAPER_ATTENTIONS, ModelBench
+from klformer.lab.bench.model.step import (
+    MATERIALISED,
+    ModelStep,
+    Seconds,
+    configuration,
+    measure_in_own_process,
+    measure_step,
+)
 from klformer.lab.cli.main import main
 from klformer.lab.tasks import TASKS
 from klformer.memory import MEBIBYTE
@@ -44,7 +51,7 @@ class Processes:
 def fake(monkeypatch):
     def install(**arguments):
         processes = Processes(**arguments)
-        monkeypatch.setattr(command, "in_own_process", processes)
+        monkeypatch.setattr(command, "measure_in_own_process", processes)
         return processes
 
     return install
@@ -114,31 +121,22 @@ def test_scores_are_written_out_where_asked_for():
 def test_memory_is_the_same_every_time():
     # 512 tokens of 2 KiB a layer: much of it in blocks that the allocator would keep by default.
     step = ModelStep("text", "fastfood-prf", batch_size=1, length=512, steps=0, device="cpu")
-    first, second = in_own_process(step), in_own_process(step)
+    first, second = measure_in_own_process(step), measure_in_own_process(step)
     assert abs(first - second) < 0.05 * first
 
 
 def test_time_is_measured_in_a_process_that_may_keep_its_memory(monkeypatch):
     asked = []
-    answers = iter(["[0.25, 0.5]\n", "1024\n"])
-    monkeypatch.setattr(measure, "in_own_process", lambda *a, **k: asked.append((a, k)) or next(answers))
-    options = {"task": "image", "attention": "fastfood-prf", "batch_size": 1, "length": 8, "device": "cpu"}
-    assert in_own_process(ModelStep(**options, steps=1)) == Seconds(0.25, 0.5)
-    assert in_own_process(ModelStep(**options, steps=0)) == 1024
-    flags = ["--task", "image", "--attention", "fastfood-prf", "--batch-size", "1", "--length", "8"]
-    timed, weighed = (
-        (
-            (["model-step", *flags, "--steps", steps, "--device", "cpu", "--preset", "paper"],),
-            {"environment": environment},
-        )
-        for steps, environment in (("1", {}), ("0", measure.GIVE_MEMORY_BACK))
-    )
-    assert asked == [timed, weighed]
+    monkeypatch.setattr(step_module, "in_own_process", lambda *call, environment: asked.append((call, environment)))
+    steps = [ModelStep("image", "fastfood-prf", batch_size=1, length=8, steps=count, device="cpu") for count in (1, 0)]
+    for step in steps:
+        measure_in_own_process(step)
+    assert asked == [((measure_step, steps[0]), {}), ((measure_step, steps[1]), measure.GIVE_MEMORY_BACK)]
 
 
 def test_a_process_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"exit code 1: .*sofmax"):
-        in_own_process(ModelStep("image", "sofmax", batch_size=1, length=8, steps=1, device="cpu"))
+        measure_in_own_process(ModelStep("image", "sofmax", batch_size=1, length=8, steps=1, device="cpu"))
 
 
 def test_speed_is_relative_to_softmax_of_the_same_round(fake, tmp_path, capsys):

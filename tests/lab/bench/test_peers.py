@@ -1,8 +1,6 @@
 """Peers compute what klformer computes, with the same weights, and the tables say what was measured."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -11,12 +9,12 @@ from torch import nn
 
 from klformer.kernels import SPECTRA
 from klformer.lab.bench import measure, peer_modules, peers
-from klformer.lab.bench.measure import round_times
+from klformer.lab.bench.measure import in_own_process, round_times
 from klformer.lab.bench.peer_modules import (
     Contender,
     Pair,
     PeerMissingError,
-    PeerSizes,
+    PeerShape,
     build,
     check_same,
     forward_and_backward,
@@ -27,7 +25,7 @@ from klformer.lab.bench.peer_modules import (
 from klformer.lab.bench.peers import PeersBench
 from klformer.memory import MEBIBYTE
 
-SMALL = PeerSizes(length=29, batch=3, heads=2, head_dim=8, num_frequencies=14, num_layers=2)
+SMALL = PeerShape(batch=3, heads=2, head_dim=8, num_frequencies=14, num_layers=2), 29
 NAMES = ("softmax", "performer", "gmm-rks", "generative-prf", "linear-elu")
 PAIRS = pairs({"attention": NAMES, "encoder": NAMES})
 EPSILON = 1e-4
@@ -78,7 +76,7 @@ def test_who_is_compared_with_whom():
 def test_results_and_gradients_are_the_same(pair):
     results = []
     for contender in (pair.ours, pair.peer):
-        module, inputs = build(contender, SMALL).double(), inputs_of(pair.ours.level)
+        module, inputs = build(contender, *SMALL).double(), inputs_of(pair.ours.level)
         if contender.maker == "performer-pytorch":
             with without_epsilon():
                 out = module(*inputs)
@@ -93,15 +91,15 @@ def test_results_and_gradients_are_the_same(pair):
 
 @pytest.mark.parametrize("pair", [pair_parameter(pair) for pair in PAIRS if pair.same])
 def test_the_check_passes_in_single_precision(pair):
-    errors = check_same(pair, SMALL)
+    errors = check_same(pair, *SMALL)
     assert errors["error"] < 1e-5
     assert ("error_with_epsilon" in errors) == (pair.peer.maker == "performer-pytorch")
 
 
 @needs_performer
 def test_epsilon_is_the_only_difference_of_performer_pytorch():
-    ours = build(Contender("attention", "klformer", "performer"), SMALL).double()
-    theirs = build(Contender("attention", "performer-pytorch", "performer"), SMALL).double()
+    ours = build(Contender("attention", "klformer", "performer"), *SMALL).double()
+    theirs = build(Contender("attention", "performer-pytorch", "performer"), *SMALL).double()
     q, k, v = inputs_of("attention")
 
     def features(x, axes):
@@ -129,12 +127,12 @@ def test_epsilon_is_put_back():
     "contender", [contender_parameter(c) for c in dict.fromkeys(c for pair in PAIRS for c in (pair.ours, pair.peer))]
 )
 def test_every_contender_runs(contender):
-    forward_and_backward(contender, SMALL)()
+    forward_and_backward(contender, *SMALL)()
 
 
 def test_the_encoder_is_torchs_with_a_copy_of_the_weights():
-    peer = build(Contender("encoder", "torch", "softmax"), SMALL)
-    ours = build(Contender("encoder", "klformer", "softmax"), SMALL)
+    peer = build(Contender("encoder", "torch", "softmax"), *SMALL)
+    ours = build(Contender("encoder", "klformer", "softmax"), *SMALL)
     assert type(peer) is nn.TransformerEncoder
     torch.testing.assert_close(peer.layers[1].linear1.weight, ours.layers[1].ffn[0].weight)
     x = torch.randn(1, 5, 16)
@@ -148,14 +146,14 @@ def test_the_encoder_is_torchs_with_a_copy_of_the_weights():
 def test_a_peer_that_computes_something_else_is_refused():
     wrong = Pair(Contender("attention", "torch", "softmax"), Contender("attention", "klformer", "performer"), same=True)
     with pytest.raises(RuntimeError, match=r"scaled_dot_product_attention differs from performer by .*, more than"):
-        check_same(wrong, SMALL)
+        check_same(wrong, *SMALL)
 
 
 def test_only_kernels_have_features_to_materialise():
     with pytest.raises(ValueError, match=r"attention must be a kernel to have features, got 'softmax'"):
-        build(Contender("attention", "materialised", "softmax"), SMALL)
+        build(Contender("attention", "materialised", "softmax"), *SMALL)
     with pytest.raises(ValueError, match=r"there is no encoder by 'materialised'"):
-        build(Contender("encoder", "materialised", "gmm-rks"), SMALL)
+        build(Contender("encoder", "materialised", "gmm-rks"), *SMALL)
 
 
 def small_bench(**changes):
@@ -200,7 +198,7 @@ def test_who_is_slow_has_fewer_rounds(monkeypatch, tmp_path, capsys):
     clock = [0.0]
     seconds = {"klformer": 1.0, "torch": 6.0, "materialised": 5.0}
 
-    def step(contender, sizes):
+    def step(contender, shape, length):
         def run():
             clock[0] += seconds[contender.maker]
 
@@ -217,9 +215,7 @@ def test_who_is_slow_has_fewer_rounds(monkeypatch, tmp_path, capsys):
 
 def test_memory_is_the_median_of_several_processes(monkeypatch, tmp_path, capsys):
     mebibytes = {"klformer": iter([200, 100, 300]), "torch": iter([100, 100, 600]), "materialised": iter([0, 0, 0])}
-    monkeypatch.setattr(
-        peers, "_measure_memory", lambda contender, sizes, console: next(mebibytes[contender.maker]) * MEBIBYTE
-    )
+    monkeypatch.setattr(peers, "in_own_process", lambda run, who, *shape: next(mebibytes[who.maker]) * MEBIBYTE)
     peers.run(small_bench(attentions=("gmm-rks",), lengths=(13,), memory=True, memory_repeats=3, out=tmp_path))
     report = json.loads((tmp_path / "peers.json").read_text())
     ours = report["subjects"][0]["memory"]
@@ -251,12 +247,10 @@ def test_rounds_are_interleaved_and_the_first_is_not_counted():
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
-    arguments = ["--contender.level", "attention", "--contender.maker", "materialised"]
-    arguments += ["--contender.attention", "performer", "--sizes.length", "8192", "--sizes.heads", "2"]
-    command = [sys.executable, "-m", "klformer.lab.bench", "peers-memory", *arguments]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    contender = Contender("attention", "materialised", "performer")
+    out = in_own_process(peers.measure_memory, contender, PeerShape(heads=2), 8192)
     features = 2 * 2 * 8192 * 128 * 4  # of queries and keys, two heads, R = 128, float32
-    assert features < int(out) < 20 * features
+    assert features < out < 20 * features
 
 
 def test_bad_options_are_named():

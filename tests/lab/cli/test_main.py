@@ -282,7 +282,7 @@ def test_help_shows_the_data_options_of_the_task_alone(capsys, command):
 def test_data_options_of_one_task_reach_its_configuration():
     arguments = ["--data.sparsity", "0.25", "--data.root", "here"]
     options = train.COMMAND.parse(arguments, "klformer train")
-    config = options.experiment(AttentionSpec(name="gmm-rks"), seed=3)
+    config = options.resolve(AttentionSpec(name="gmm-rks"), seed=3)
     assert config.data == SparsityData(
         **Sparsity.presets["laptop"]["data"], sparsity=0.25, root=Path("here").absolute()
     )
@@ -300,6 +300,6 @@ def test_an_option_that_no_task_has_is_a_mistake(capsys):
 def test_a_configuration_is_the_preset_with_what_was_typed():
     options = train.COMMAND.parse(["--task", "listops", "--preset=paper", "--model.num-layers", "3"], "klformer train")
     attention = AttentionSpec(name="fastfood-rks", options={"frozen": True})
-    config = options.experiment(attention, seed=0)
+    config = options.resolve(attention, seed=0)
     usual = preset("paper", "listops", attention)
     assert config == usual.model_copy(update={"model": usual.model.model_copy(update={"num_layers": 3})})

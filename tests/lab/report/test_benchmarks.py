@@ -20,7 +20,7 @@ from klformer.lab.bench.attention import length_table
 from klformer.lab.bench.model import output
 from klformer.lab.bench.model.step import MATERIALISED
 from klformer.lab.bench.peers import peer_table, subject_table
-from klformer.lab.report.benchmark_figures import _ticks
+from klformer.lab.plotting import ticks_of
 from klformer.lab.report.benchmarks import read_benchmark
 from klformer.lab.report.collect import collect
 
@@ -324,5 +324,5 @@ def test_names_of_benchmarks_are_text(tmp_path):
 
 def test_labels_of_lengths_have_room():
     lengths = {1024, 2048, 3072, 4096, 8192, 16384, 32768, 65536}
-    assert _ticks(lengths) == [65536, 32768, 16384, 8192, 4096, 2048, 1024]
-    assert _ticks({64}) == [64]
+    assert ticks_of(lengths) == [65536, 32768, 16384, 8192, 4096, 2048, 1024]
+    assert ticks_of({64}) == [64]

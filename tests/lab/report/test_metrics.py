@@ -8,9 +8,9 @@ from matplotlib import pyplot as plt
 from report_support import ACCURACY, MSE, edit, make_run, page_of, text_of
 
 from klformer.errors import RunError
-from klformer.lab.report import curves
+from klformer.lab.cli import curves
+from klformer.lab.cli.curves import draw_curves
 from klformer.lab.report.collect import collect
-from klformer.lab.report.curves import draw_curves
 from klformer.lab.report.page import glance
 from klformer.lab.report.run_tables import lra_table, setting_table
 from klformer.lab.report.settings import make_settings

@@ -3,8 +3,7 @@
 import pytest
 
 from klformer.attention import attention_names
-from klformer.lab.report.paper_numbers import EIGENVALUES, ERRATA, GLUE_COLUMNS, LRA, RANDOM
-from klformer.lab.runs.glue import GLUE
+from klformer.lab.report.paper_numbers import EIGENVALUES, ERRATA, GLUE, GLUE_CELLS, LRA, RANDOM
 
 
 def test_averages_of_the_lra_table_and_their_misprint():
@@ -22,7 +21,7 @@ def test_the_papers_models_are_this_librarys_attentions():
     assert {row.attention for row in LRA} <= set(attention_names())
     assert set(GLUE) <= set(attention_names())
     assert len({row.attention for row in LRA}) == len(LRA) == 17
-    assert all(len(row) == len(GLUE_COLUMNS) for row in GLUE.values())
+    assert all(len(row) == len(GLUE_CELLS) for row in GLUE.values())
 
 
 def test_the_best_of_the_paper_are_those_that_it_prints_in_bold():

@@ -361,7 +361,7 @@ def test_glue_runs_stand_in_the_glue_table(tmp_path):
     page = page_of(tmp_path, tmp_path / "a")
     assert "0.81 A" in text_of(page)
     assert "Missing: runs of GLUE" not in text_of(page)
-    assert [glue_task(name) for name in ("glue/sst-2", "CoLA", "mnli-mm", "text")] == ["sst2", "cola", "mnli-mm", None]
+    assert [glue_task(name) for name in ("glue/sst-2", "CoLA", "text")] == ["sst2", "cola", None]
 
 
 def test_a_folder_given_twice_counts_once(tmp_path):

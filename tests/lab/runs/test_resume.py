@@ -27,8 +27,7 @@ from run_support import (
 import klformer
 from klformer.errors import Interrupted, RunError
 from klformer.lab.runs import train as run_module
-from klformer.lab.runs.facts import what_it_took
-from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.folder import RunFolder, what_it_took
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.checkpoint import CheckpointStore

@@ -255,8 +255,8 @@ def test_interrupting_the_final_evaluation_says_that_training_is_complete(tmp_pa
 
 
 def test_a_signal_while_the_last_checkpoint_is_written_is_not_lost(tmp_path, monkeypatch):
-    save = trainer_module.Trainer._save
-    monkeypatch.setattr(trainer_module.Trainer, "_save", calling_at(1, terminate, save))
+    save = trainer_module.Saver.save
+    monkeypatch.setattr(trainer_module.Saver, "save", calling_at(1, terminate, save))
     with pytest.raises(Interrupted, match=r"training is complete \(2 steps\)"):
         train_run(tiny(tmp_path, max_steps=2), tmp_path / "run", resume=False, reporter=SilentReporter())
 

@@ -10,7 +10,7 @@ from cli_support import fails, run
 from glue_support import write_glue
 
 from klformer.errors import DataError
-from klformer.lab.runs.glue import paper_row
+from klformer.lab.report.paper_numbers import glue_row
 from klformer.lab.runs.load import load_run
 from klformer.lab.tasks import build_task
 from klformer.lab.tasks.glue import GLUE_TASKS, GlueData
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said(tmp_path):
     write_glue(tmp_path)
     path = tmp_path / "RTE" / "train.tsv"
     path.write_text(path.read_text() + "41\tonly one\n")
-    with pytest.raises(DataError, match=r"train\.tsv, line 42: a row must have 4 fields between tabs, got 2"):
+    with pytest.raises(DataError, match=r"train\.tsv, line 42: a row must have 4 fields, as the header, got 2"):
         glue("rte", tmp_path).load("train")
     path.write_text("index\tsentence1\tlabel\n1\ta\tb\n")
     with pytest.raises(DataError, match="has no column 'sentence2'; its columns are index, sentence1, label"):
@@ -97,9 +97,9 @@ def test_metrics_are_those_of_the_definitions():
 
 
 def test_the_paper_has_rows_for_its_models_and_for_the_ablation():
-    assert paper_row("softmax", {})["cola", "matthews", "test"] == 0.18
-    assert paper_row("fastfood-rks", {"learn": "none"})["sst2", "accuracy", "test"] == 0.814
-    assert paper_row("performer", {}) == {}
+    assert glue_row("softmax", {})["cola", "matthews", "test"] == 0.18
+    assert glue_row("fastfood-rks", {"learn": "none"})["sst2", "accuracy", "test"] == 0.814
+    assert glue_row("performer", {}) == {}
 
 
 def test_one_command_for_all(tree, tmp_path, capsys, monkeypatch):

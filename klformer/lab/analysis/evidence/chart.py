@@ -14,7 +14,8 @@ _COLUMNS = 2
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The mean of every attention with its standard error over seeds; what has no frozen self has its own colour."""
+    """Draw the mean of every attention with its standard error over seeds; what has no frozen self has its own
+    colour."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     columns = min(_COLUMNS, len(settings))
     lines = [settings[start : start + columns] for start in range(0, len(settings), columns)]
@@ -38,7 +39,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _sorted(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """From the smallest, which is drawn lowest, to the largest."""
+    """Sort rows from the smallest, which is drawn lowest, to the largest."""
     return sorted(rows, key=lambda row: row["frozen"] if row["learned"] is None else row["learned"])
 
 

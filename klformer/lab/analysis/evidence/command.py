@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import tyro
 from rich.console import Console
 
 from klformer.attention import AttentionSpec
@@ -16,11 +15,10 @@ from klformer.lab.analysis.cells import markdown as as_markdown
 from klformer.lab.analysis.evidence.chart import draw
 from klformer.lab.analysis.evidence.measure import Measured, comparisons, error_of, measured
 from klformer.lab.analysis.kernel.planted_results import held_out_pairs, planted_error
-from klformer.lab.analysis.output import Count, print_table, write_results
+from klformer.lab.analysis.output import Count, RunsAnalysis, print_table, write_results
 from klformer.lab.runs.changes import LENGTH, MAY_CHANGE, flatten
 from klformer.lab.runs.config import ExperimentConfig
-from klformer.lab.runs.facts import what_it_took
-from klformer.lab.runs.folder import RunFolder
+from klformer.lab.runs.folder import RunFolder, what_it_took
 from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import selecting_metric, setting_and_start
 from klformer.lab.runs.rates import FIELD as RATE
@@ -34,7 +32,7 @@ _UNNAMED = (MAY_CHANGE - LENGTH) | {RATE}
 
 
 def swept_settings(configs: Sequence[ExperimentConfig]) -> list[str]:
-    """For every run the setting with what was swept in it: `sparsity0.5-laptop training.resample_every=10`.
+    """Return the setting of every run with what was swept in it: `sparsity0.5-laptop training.resample_every=10`.
 
     A field was swept in a setting where runs of one attention and one seed differ in it. Without any, the setting is
     all there is.
@@ -55,7 +53,7 @@ def swept_settings(configs: Sequence[ExperimentConfig]) -> list[str]:
 
 
 def _fields(config: ExperimentConfig) -> dict[str, Any]:
-    """What a sweep may change, besides the attention, which rows name anyway."""
+    """Return what a sweep may change, besides the attention, which rows name anyway."""
     tree = flatten(config.model_dump(mode="json", exclude={"attention"}))
     return {name: value for name, value in tree.items() if "." in name and name not in _UNNAMED}
 
@@ -69,8 +67,8 @@ CURVES_CAPTION = "The selecting metric on the validation set against steps, run 
 DRAWS = Count("draws", full=50, quick=5)
 
 
-@dataclass(frozen=True)
-class EvidenceAnalysis:
+@dataclass(frozen=True, kw_only=True)
+class EvidenceAnalysis(RunsAnalysis):
     """Learned kernels beside the same kernels frozen, paired by seed: what learning is worth.
 
     Runs of the task planted are compared by the error of their kernel as well. Of several learning rates, that is taken
@@ -80,22 +78,15 @@ class EvidenceAnalysis:
       klformer analyze evidence runs/recall-*
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, or folders of runs."""
+    counts: ClassVar[tuple[Count[Any], ...]] = (DRAWS,)
+
     draws: int | None = None
     """Draws of the frequencies for the error of planted kernels; 50, or 5 with --quick."""
-    quick: bool = False
-    """Fewer draws, where nothing else is said."""
-    out: Path = Path("analysis")
-    """Folder for the results."""
-
-    def __post_init__(self) -> None:
-        DRAWS.check(self.draws)
 
 
 def run(options: EvidenceAnalysis) -> None:
     """Write evidence.json, .csv, .md, .svg and .png, runs.json and runs-curves.json with .csv, and print the table."""
-    draws = DRAWS.choose(options.draws, quick=options.quick)
+    draws = options.choose(DRAWS)
     finished = list(_finished(options.runs))
     if not finished:
         raise ArgumentError(f"no finished run in {', '.join(map(str, options.runs))}")
@@ -123,7 +114,7 @@ def run(options: EvidenceAnalysis) -> None:
 
 
 def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
-    """Every finished run once, also one that is named twice."""
+    """Yield every finished run once, also one that is named twice."""
     seen: set[Path] = set()
     for place in places:
         for path in [place] if RunFolder(place).is_run() else sorted(place.iterdir() if place.is_dir() else []):
@@ -134,7 +125,7 @@ def _finished(places: Sequence[Path]) -> Iterator[RunFolder]:
 
 
 def _numbers(folder: RunFolder, setting: str, draws: int) -> Iterator[Measured]:
-    """The selecting metric on the test set, and the error of a planted kernel."""
+    """Yield the selecting metric on the test set, and the error of a planted kernel."""
     result, config = folder.result(), folder.config()
     assert result is not None, "only finished runs are asked"
     metric = selecting_metric(result)
@@ -150,14 +141,14 @@ def _numbers(folder: RunFolder, setting: str, draws: int) -> Iterator[Measured]:
 
 
 def _over_draws(result: dict[str, Any]) -> float | None:
-    """The deviation of the selecting metric over draws, None where there is one draw."""
+    """Return the deviation of the selecting metric over draws, None where there is one draw."""
     metric = selecting_metric(result)
     deviation = result["test"].get(f"{metric.name}_std")
     return None if deviation is None or result["test"]["draws"] < 2 else metric.scaled(deviation)
 
 
 def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, Any]:
-    """One number of one run, of which `first` is the selecting metric, and what it depends on."""
+    """Return one number of one run, of which `first` is the selecting metric, and what it depends on."""
     result = folder.result()
     assert result is not None, "only finished runs are asked"
     return {
@@ -174,7 +165,7 @@ def _run_row(folder: RunFolder, number: Measured, first: Measured) -> dict[str, 
 
 
 def _curve(folder: RunFolder, number: Measured) -> Iterator[dict[str, Any]]:
-    """One row an evaluation on the validation set."""
+    """Yield one row an evaluation on the validation set."""
     result = folder.result()
     assert result is not None, "only finished runs are asked"
     metric = selecting_metric(result)
@@ -185,7 +176,7 @@ def _curve(folder: RunFolder, number: Measured) -> Iterator[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as tables for a page, one a setting."""
+    """Write the rows as tables for a page, one a setting."""
     parts = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
         parts.append(f"**{setting}**\n\n{learned_or_frozen([row for row in rows if row['setting'] == setting])}\n")
@@ -193,8 +184,9 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def learned_or_frozen(rows: Sequence[Row]) -> str:
-    """An attention learned, frozen, each with its standard error, and the difference; bold where it is more than
-    chance. Of several settings, each row names its own. Rows are comparisons, or runs, which are compared here."""
+    """Write a table of attentions learned and frozen, each with its standard error, and the difference; bold where it
+    is significant. Of several settings, each row names its own. Rows are comparisons, or runs, which are compared here.
+    """
     if "value" in rows[0]:
         runs = (measured(row, row["setting"], row["value"]) for row in rows)
         rows = [comparison.as_row() for comparison in comparisons(runs)]

@@ -43,7 +43,7 @@ class Comparison:
     differences: Sequence[float]
 
     def as_row(self) -> dict[str, Any]:
-        """Means and deviations, and the paired difference with its standard error; None where there is none."""
+        """Return means and deviations, and the paired difference with its standard error; None where there is none."""
         return {
             "setting": self.setting,
             "attention": self.attention,
@@ -62,14 +62,14 @@ class Comparison:
 
 
 def error_of(row: Mapping[str, Any], kind: Literal["learned", "frozen"]) -> float | None:
-    """The standard error of the mean of a comparison's learned or frozen runs; None of fewer than two. Rows of
+    """Return the standard error of the mean of a comparison's learned or frozen runs; None of fewer than two. Rows of
     measured.json have one number of seeds for both."""
     deviation = row[f"{kind}_std"]
     return None if deviation is None else float(deviation / math.sqrt(row.get(f"{kind}_seeds", row["seeds"])))
 
 
 def measured(result: Mapping[str, Any], setting: str, value: float, *, run: str = "?") -> Measured:
-    """A number of a run, from its result.json; `run` names the run in messages."""
+    """Return a number of a run, from its result.json; `run` names the run in messages."""
     spec = AttentionSpec.parse(result["attention"])
     options = attention_options(spec.name)
     draw: Draw = "none"
@@ -88,7 +88,7 @@ def measured(result: Mapping[str, Any], setting: str, value: float, *, run: str 
 
 
 def comparisons(numbers: Iterable[Measured]) -> list[Comparison]:
-    """One for every setting, attention and way of drawing, in the order in which they come."""
+    """Return a comparison for every setting, attention and way of drawing, in the order in which they come."""
     groups: dict[tuple[str, str, Draw], dict[bool, dict[int, Measured]]] = {}
     for number in numbers:
         by_kind = groups.setdefault((number.setting, number.attention, number.draw), {False: {}, True: {}})

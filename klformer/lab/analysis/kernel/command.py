@@ -1,9 +1,8 @@
 """`klformer analyze kernel`: what was learned, as pictures."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +10,6 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
@@ -23,11 +21,10 @@ from klformer.lab.analysis.kernel.measure import (
     sample_frequencies,
 )
 from klformer.lab.analysis.kernel.planted_results import compare_moments, compare_with_planted
-from klformer.lab.analysis.output import Count, write_results
+from klformer.lab.analysis.output import AnalysisOptions, Count, write_results
 from klformer.lab.data import Batch, collate
 from klformer.lab.runs.load import LoadedRun, load_run
 from klformer.lab.tasks import Planted
-from klformer.lab.training.objective import model_outputs
 from klformer.lab.training.progress import make_reporter
 from klformer.models import SequenceClassifier
 
@@ -44,12 +41,14 @@ ATTENTION_CAPTION = (
 DRAWS = Count("draws", full=50, quick=5)
 
 
-@dataclass(frozen=True)
-class KernelAnalysis:
+@dataclass(frozen=True, kw_only=True)
+class KernelAnalysis(AnalysisOptions):
     """Shape of the learned kernels, density of their frequencies, and where attention goes.
 
     Example: klformer analyze kernel runs/sparsity0.5-laptop-gmm-rks-seed0
     """
+
+    counts: ClassVar[tuple[Count[Any], ...]] = (DRAWS,)
 
     run: tyro.conf.Positional[Path]
     """Folder of a run."""
@@ -57,20 +56,13 @@ class KernelAnalysis:
     """Example of the validation set whose attention is drawn."""
     draws: int | None = None
     """Draws of the frequencies that are averaged over; 50, or 5 with --quick."""
-    quick: bool = False
-    """Fewer draws, where nothing else is said."""
     data_root: Path | None = None
     """Where the data is, if not where it was in training."""
-    out: Path = Path("analysis")
-    """Folder for the results."""
-
-    def __post_init__(self) -> None:
-        DRAWS.check(self.draws)
 
 
 def run(options: KernelAnalysis) -> None:
     """Draw and write the three figures with their numbers."""
-    draws = DRAWS.choose(options.draws, quick=options.quick)
+    draws = options.choose(DRAWS)
     loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
     if not isinstance(loaded.model, SequenceClassifier) and not isinstance(loaded.task, Planted):
         raise ArgumentError(f"{options.run}: drawn for classifiers of single sequences and for the task planted")
@@ -107,7 +99,7 @@ def run(options: KernelAnalysis) -> None:
 
 
 def _kernels(model: torch.nn.Module) -> list[KernelizedAttention]:
-    """The attentions with frequencies, from the first layer to the last."""
+    """Return the attentions with frequencies, from the first layer to the last."""
     found = (module for module in model.modules() if isinstance(module, KernelizedAttention))
     return [attention.double() for attention in found if attention.kernel.spectrum is not None]
 
@@ -116,7 +108,7 @@ Pairs = list[KernelizedAttention]
 
 
 def _profiles(before: Pairs, after: Pairs, draws: int) -> list[dict[str, Any]]:
-    """The kernel of every head before and after training, one row a distance from key to query."""
+    """Return the kernel of every head before and after training, one row a distance from key to query."""
     delta = torch.linspace(-3, 3, 61, dtype=torch.float64)
     rows = []
     for layer, (initial, trained) in enumerate(zip(before, after, strict=True)):
@@ -156,7 +148,7 @@ def _densities(before: Pairs, after: Pairs, draws: int) -> tuple[list[dict[str, 
 
 
 def _batch_of_one(loaded: LoadedRun, example: int) -> Batch:
-    """An example of the validation set."""
+    """Return an example of the validation set."""
     examples = loaded.examples("validation")
     if not 0 <= example < len(examples):
         raise ArgumentError(f"example must be at least 0 and below {len(examples)}, got {example}")
@@ -164,11 +156,11 @@ def _batch_of_one(loaded: LoadedRun, example: int) -> Batch:
 
 
 def _attention(model: SequenceClassifier, batch: Batch, draws: int) -> list[dict[str, Any]]:
-    """Where the first token attends, one row a head and position."""
+    """Return where the first token attends, one row a head and position."""
     model = model.double()
     if batch.inputs.is_floating_point():
         batch = replace(batch, inputs=batch.inputs.double())
-    by_layer = attention_of_first_token(model, _pass(model, batch), draws=draws, seed=2)
+    by_layer = attention_of_first_token(model, lambda: model(*batch.arguments()), draws=draws, seed=2)
     heads = by_layer[0].shape[0]
     weights = torch.cat(by_layer).numpy()
     return [
@@ -176,7 +168,3 @@ def _attention(model: SequenceClassifier, batch: Batch, draws: int) -> list[dict
         for row, of_head in enumerate(weights)
         for position, weight in enumerate(of_head)
     ]
-
-
-def _pass(model: torch.nn.Module, batch: Batch) -> Callable[[], Tensor]:
-    return lambda: model_outputs(model, batch)

@@ -18,7 +18,7 @@ INITIAL, TRAINED, GAUSSIAN, SOFTMAX = FROZEN, LEARNED, COLOURS[2], COLOURS[1]
 
 
 def draw_profiles(rows: Sequence[Row]) -> Figure:
-    """The kernel of every head along the direction that counts, before and after training."""
+    """Draw the kernel of every head along the direction that counts, before and after training."""
     figure, all_axes = head_panels(_last(rows, "layer"), _last(rows, "head"))
     for (layer, head), of_head in _grouped(rows, "layer", "head").items():
         axes, delta = all_axes[layer - 1, head - 1], _column(of_head, "delta")
@@ -34,7 +34,7 @@ def draw_profiles(rows: Sequence[Row]) -> Figure:
 
 
 def draw_attention(rows: Sequence[Row]) -> Figure:
-    """Where the first token attends: a line of the picture is a head."""
+    """Draw where the first token attends: a line of the picture is a head."""
     by_head = _grouped(rows, "layer", "head")
     weights = np.stack([_column(of_head, "weight") for of_head in by_head.values()])
     figure, axes = plt.subplots(figsize=(WIDE, 1.6 + 0.28 * len(weights)), layout="constrained")
@@ -46,12 +46,7 @@ def draw_attention(rows: Sequence[Row]) -> Figure:
 
 
 def draw_planted(rows: Sequence[Row], profiles: Sequence[Row]) -> Figure:
-    """The planted kernel beside the model's, before and after training.
-
-    Args:
-        rows: The errors, one row a kernel.
-        profiles: The kernels at distances from key to query.
-    """
+    """Draw the planted kernel beside the model's, before and after training."""
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for number, (row, colour) in enumerate(zip(rows, (INITIAL, TRAINED), strict=True)):
         of_kernel = [point for point in profiles if point["kernel"] == row["kernel"]]
@@ -68,12 +63,7 @@ def draw_planted(rows: Sequence[Row], profiles: Sequence[Row]) -> Figure:
 
 
 def draw_learning(rows: Sequence[Row], profiles: Sequence[Row]) -> Figure:
-    """The kernel at the start and at moments of the training, a panel each, over the planted one in gray.
-
-    Args:
-        rows: The errors, one row a step.
-        profiles: The kernels at distances from key to query.
-    """
+    """Draw the kernel at the start and at moments of the training, a panel each, over the planted one in gray."""
     columns = min(3, len(rows))
     lines = math.ceil(len(rows) / columns)
     figure, grid = plt.subplots(
@@ -98,7 +88,7 @@ def draw_learning(rows: Sequence[Row], profiles: Sequence[Row]) -> Figure:
 
 
 def head_panels(layers: int, heads: int, *, square: bool = False) -> tuple[Figure, Any]:
-    """A panel for every head, layers from top to bottom."""
+    """Make a panel for every head, layers from top to bottom."""
     figure, all_axes = plt.subplots(
         layers, heads, figsize=(1.65 * heads + 1.2, 1.7 * layers + 0.8), layout="constrained", squeeze=False,
         sharex=not square, sharey=not square,
@@ -112,7 +102,7 @@ def head_panels(layers: int, heads: int, *, square: bool = False) -> tuple[Figur
 
 
 def _draw_with_band(axes: Axes, x: Any, mean: Any, deviation: Any, colour: str, **line: Any) -> None:
-    """A mean over draws, and the deviation of one draw around it."""
+    """Draw a mean over draws, and the deviation of one draw around it."""
     axes.plot(x, mean, color=colour, **line)
     axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 

@@ -14,7 +14,7 @@ from klformer.attention.base import AttentionMechanism
 from klformer.attention.kernelized import KernelizedAttention
 from klformer.errors import ArgumentError
 from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
-from klformer.lab.analysis.eigenvalues.command import covariance
+from klformer.lab.analysis.eigenvalues import covariance
 from klformer.noise import kept_noise, resample
 
 
@@ -29,7 +29,7 @@ class KernelProfile:
 
 @torch.no_grad()
 def main_directions(spectrum: SpectralDistribution, count: int, *, draws: int, seed: int) -> Tensor:
-    """(H, count, D): the directions in which the frequencies vary most, so in which the kernel is narrowest."""
+    """Return the directions (H, count, D) in which the frequencies vary most, so in which the kernel is narrowest."""
     of_heads = covariance(spectrum, draws=draws, generator=torch.Generator().manual_seed(seed)).mean(1)
     if isinstance(spectrum, GaussianMixtureSpectrum):
         # The components' means are apart as well; tied ones are mu and -mu.
@@ -44,7 +44,7 @@ def main_directions(spectrum: SpectralDistribution, count: int, *, draws: int, s
 def kernel_profile(
     attention: KernelizedAttention, direction: Tensor, delta: Tensor, *, draws: int, seed: int
 ) -> KernelProfile:
-    """The kernel of every head along its direction (H, D)."""
+    """Return the kernel of every head along its direction (H, D)."""
     scale = attention.kernel.input_scale
     unit = direction.double().unsqueeze(1) / scale  # features() multiplies by the scale again
     queries, keys = unit.unsqueeze(0), (unit * (1 + delta).view(-1, 1)).unsqueeze(0)
@@ -59,7 +59,7 @@ def kernel_profile(
 
 @torch.no_grad()
 def sample_frequencies(spectrum: SpectralDistribution, *, draws: int, seed: int) -> Tensor:
-    """(H, draws R, D)."""
+    """Return the frequencies of all draws, (H, draws R, D)."""
     samples = [spectrum.frequencies().double() for _ in over_draws(spectrum, draws, seed)]
     return torch.cat(samples, dim=1).expand(spectrum.num_heads, -1, -1)
 
@@ -75,11 +75,7 @@ def over_draws(module: nn.Module, draws: int, seed: int) -> Iterator[int]:
 
 @torch.no_grad()
 def attention_of_first_token(model: nn.Module, run: Callable[[], object], *, draws: int, seed: int) -> list[Tensor]:
-    """Where the first token (CLS) of the first sequence attends, (H, S) a layer, averaged over draws.
-
-    Args:
-        run: One pass through the model in evaluation mode.
-    """
+    """Return where the first token (CLS) of the first sequence attends, (H, S) a layer, averaged over draws."""
     for module in model.modules():
         if isinstance(module, AttentionMechanism) and not isinstance(module, KernelizedAttention):
             raise ArgumentError(f"{type(module).__name__} is not a kernel: it has no features to look at")
@@ -93,7 +89,7 @@ def attention_of_first_token(model: nn.Module, run: Callable[[], object], *, dra
 
 
 def _first_row(attention: KernelizedAttention, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-    """(H, S), normalised. In logarithms PRF could be stabler; the averages here are of well-scaled trained models."""
+    """Return the normalised weights of the first query, (H, S)."""
     phi_q, phi_k = attention.features(q[:1, :, :1].double(), "query"), attention.features(k[:1].double(), "key")
     weights = (phi_q @ phi_k.transpose(-1, -2))[0, :, 0]
     if key_mask is not None:
@@ -103,7 +99,7 @@ def _first_row(attention: KernelizedAttention, q: Tensor, k: Tensor, key_mask: T
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[tuple[KernelizedAttention, tuple[Tensor, Tensor, Tensor | None]]]]:
-    """Inside, what every kernel attention of the model is given is kept."""
+    """Collect what every kernel attention of the model is given inside."""
     seen: list[tuple[KernelizedAttention, tuple[Tensor, Tensor, Tensor | None]]] = []
 
     def keep(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor | None]) -> None:

@@ -34,7 +34,7 @@ class PlantedError:
 
 
 def held_out_pairs(task: Planted) -> tuple[Tensor, Tensor]:
-    """Queries and keys of the test set, (n, D) each."""
+    """Return queries and keys of the test set, (n, D) each."""
     examples = task.load("test")
     q, k, _ = split_inputs(torch.from_numpy(examples.first.values).double())
     return q[:_POINTS], k[:_POINTS]
@@ -44,7 +44,7 @@ def held_out_pairs(task: Planted) -> tuple[Tensor, Tensor]:
 def planted_error(
     attention: KernelizedAttention, task: Planted, q: Tensor, k: Tensor, *, draws: int, seed: int
 ) -> PlantedError:
-    """The error of a kernel of one head on all pairs of q (L, D) and k (S, D)."""
+    """Return the error of a kernel of one head on all pairs of q (L, D) and k (S, D)."""
     planted = task.kernel(q, k)
     queries, keys = q[None, None], k[None, None]
     estimates = [attention.kernel.estimate(queries, keys)[0, 0] for _ in over_draws(attention, draws, seed)]
@@ -60,8 +60,8 @@ def planted_error(
 def profiles(
     attention: KernelizedAttention, task: Planted, q: Tensor, k: Tensor, delta: Tensor, *, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (n,) over draws of the kernel of keys that are `delta` (n,) away from a query along the first
-    axis, with the factor that fits the planted kernel best on the pairs of q and k."""
+    """Return mean and deviation (n,) over draws of the kernel of keys that are `delta` (n,) away from a query along the
+    first axis, with the factor that fits the planted kernel best on the pairs of q and k."""
     planted = task.kernel(q, k)
     query = torch.zeros(1, q.shape[-1], dtype=q.dtype)
     keys = query + delta.unsqueeze(-1) * torch.eye(q.shape[-1], dtype=q.dtype)[0]
@@ -152,7 +152,7 @@ def compare_moments(loaded: LoadedRun, task: Planted, before: KernelizedAttentio
 
 
 def _curve(kernel: KernelizedAttention, task: Planted, q: Tensor, k: Tensor, *, draws: int) -> list[dict[str, float]]:
-    """The planted kernel and a model's at all distances, one row each."""
+    """Return the planted kernel and a model's at all distances, one row each."""
     delta = torch.linspace(-SPAN, SPAN, 121, dtype=torch.float64)
     mean, deviation = profiles(kernel, task, q, k, delta, draws=draws, seed=SEED)
     columns = {"delta": delta, "planted": _planted(task, delta), "mean": mean, "deviation": deviation}
@@ -161,7 +161,7 @@ def _curve(kernel: KernelizedAttention, task: Planted, q: Tensor, k: Tensor, *, 
 
 
 def _spread(checkpoints: Sequence[Checkpoint], count: int) -> list[Checkpoint]:
-    """At most so many, the newest among them, the earlier the closer: most is learned at the beginning."""
+    """Choose at most so many, the newest among them, closer together at the beginning, where most is learned."""
     if len(checkpoints) <= count:
         return list(checkpoints)
     ratio = (len(checkpoints)) ** (1 / (count - 1))
@@ -177,7 +177,7 @@ def _kernel_of(model: torch.nn.Module) -> KernelizedAttention:
 
 
 def _planted(task: Planted, delta: Tensor) -> Tensor:
-    """The planted kernel of keys that are `delta` (n,) away from a query along the first axis."""
+    """Return the planted kernel of keys that are `delta` (n,) away from a query along the first axis."""
     origin = torch.zeros(1, task.config.dim, dtype=torch.float64)
     along = origin + delta.unsqueeze(-1) * torch.eye(task.config.dim, dtype=torch.float64)[0]
     return task.kernel(origin, along)[0]

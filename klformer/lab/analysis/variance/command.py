@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import tyro
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from klformer.errors import ArgumentError
 from klformer.files import replacing
-from klformer.lab.analysis.output import Count, check_classification, print_table, some_of, write_results
+from klformer.lab.analysis.output import Count, RunsAnalysis, check_classification, print_table, some_of, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.analysis.variance.measure import FloatArray, r_squared, variance_metrics
 from klformer.lab.data import BucketSampler, Examples, collate
@@ -49,8 +48,8 @@ KINDS = {FOURIER: LEARNED, POSITIVE: COLOURS[2], FIXED_KERNEL: FIXED}
 BLOCK = 10
 
 
-@dataclass(frozen=True)
-class VarianceAnalysis:
+@dataclass(frozen=True, kw_only=True)
+class VarianceAnalysis(RunsAnalysis):
     """Variance of predictions over draws of the frequencies, of one run or several.
 
     What is finished is kept, ten draws of a batch at a time: a stopped analysis goes on where it was, and one with more
@@ -60,30 +59,25 @@ class VarianceAnalysis:
       klformer analyze variance runs/text-laptop-* --draws 100
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, or folders of runs."""
+    counts: ClassVar[tuple[Count[Any], ...]] = (
+        DRAWS,
+        LIMIT,
+    )
+
     draws: int | None = None
     """Draws of the frequencies; 100, or 10 with --quick."""
     split: Literal["validation", "test"] = "validation"
     """Examples to look at."""
     limit: int | None = None
     """Only so many of them, at random; all, or 200 with --quick."""
-    quick: bool = False
-    """Fewer draws of fewer examples, where nothing else is said."""
     data_root: Path | None = None
     """Where the data is, if not where it was in training."""
-    out: Path = Path("analysis")
-    """Folder for the results."""
-
-    def __post_init__(self) -> None:
-        DRAWS.check(self.draws)
-        LIMIT.check(self.limit)
 
 
 def run(options: VarianceAnalysis) -> None:
     """Collect the scores, print and write the measures."""
-    draws = DRAWS.choose(options.draws, quick=options.quick)
-    limit = LIMIT.choose(options.limit, quick=options.quick)
+    draws = options.choose(DRAWS)
+    limit = options.choose(LIMIT)
     console, reporter = make_console(150), make_reporter(quiet=False)
     rows: list[Row] = []
     reader = RunReader(reporter, data_root=options.data_root)
@@ -130,7 +124,7 @@ def run(options: VarianceAnalysis) -> None:
 
 
 def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
-    """What the scores depend on, besides the draws: weights, seed, examples and how they are batched."""
+    """Return what the scores depend on, besides the draws: weights, seed, examples and how they are batched."""
     batch_size = loaded.config.training.evaluation_batch_size
     digest = hashlib.sha256(f"{loaded.config.seed}/{len(examples)}/{batch_size}".encode())
     for parameter in loaded.model.parameters():
@@ -141,7 +135,7 @@ def _fingerprint(loaded: LoadedRun, examples: Examples) -> str:
 
 
 def collect_scores(loaded: LoadedRun, examples: Examples, store: Path, *, draws: int) -> FloatArray:
-    """Scores (draws, N, K), from `store` where they are there already."""
+    """Return the scores (draws, N, K), from `store` where they are there already."""
     store.mkdir(parents=True, exist_ok=True)
     batch_size = loaded.config.training.evaluation_batch_size
     batches = BucketSampler(examples.lengths, batch_size=batch_size, shuffle=False).batches(0)
@@ -178,7 +172,7 @@ class _Block:
         return self.draws if self.kept is None else self.draws[len(self.kept) :]
 
     def complete(self, fresh: Iterator[Tensor]) -> FloatArray:
-        """What is kept, with as many of the fresh scores as are missing, which are kept from now on."""
+        """Return what is kept, with as many fresh scores as are missing, and keep those."""
         found = [] if self.kept is None else list(self.kept[: len(self.draws)])
         if self.missing:
             found += [scores.double().numpy() for scores in islice(fresh, len(self.missing))]
@@ -188,7 +182,7 @@ class _Block:
 
 
 def correlate(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """R^2 between the measures over the runs of a task, by task; tasks of less than three runs are left out."""
+    """Return R^2 between the measures over the runs of a task, by task; tasks of less than three runs are left out."""
     found = {}
     for task, of_task in by_task(rows).items():
         if len(of_task) >= FEWEST_RUNS:
@@ -198,12 +192,12 @@ def correlate(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of every task, in the order in which the tasks appear."""
+    """Return the rows of every task, in the order in which the tasks appear."""
     return {task: [row for row in rows if row["task"] == task] for task in dict.fromkeys(row["task"] for row in rows)}
 
 
 def describe_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """A line for every R^2, or why there is none; it is not defined where a measure is the same for all runs."""
+    """Yield a line for every R^2, or why there is none; it is not defined where a measure is the same for all runs."""
     for task, of_task in by_task(rows).items():
         if task not in correlations:
             yield f"no R^2 for {task}: it takes {FEWEST_RUNS} runs of the task, there are {len(of_task)}"
@@ -216,7 +210,7 @@ def _r_squared(value: float) -> str:
 
 
 def draw_dots(rows: Sequence[Row]) -> Figure:
-    """One panel a measure, one dot an attention with the standard error over its seeds: the paper's bar figure."""
+    """Draw a panel a measure and a dot an attention, with the standard error over its seeds: the paper's bar figure."""
     panels = {"rsd": "RSD, log axis", "pi": "PI, % of draws", "agv": "AGV", "voting_accuracy": "voting accuracy, %"}
     dots = over_seeds(rows, by=("attention", "task", "folder"), values=list(panels))
     height = 1.6 + 2 * (0.6 + 0.22 * len(dots))
@@ -243,7 +237,7 @@ def draw_dots(rows: Sequence[Row]) -> Figure:
 
 
 def _kind(attention: str) -> tuple[str, str]:
-    """What the kernel of an attention is, and its colour."""
+    """Return what the kernel of an attention is, and its colour."""
     name = attention.partition(":")[0]
     learned = {"rks": FOURIER, "prf": POSITIVE}
     kind = FIXED_KERNEL if name == "rbf-rks" else learned.get(name.rpartition("-")[2], FIXED_KERNEL)
@@ -251,7 +245,7 @@ def _kind(attention: str) -> tuple[str, str]:
 
 
 def _spread_out(axes: Axes, values: Sequence[float | None]) -> None:
-    """A logarithmic axis, if every value that is there has a logarithm."""
+    """Make an axis logarithmic, if every value that is there has a logarithm."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if found and min(found) > 0:
         axes.set_xscale("log")
@@ -259,7 +253,7 @@ def _spread_out(axes: Axes, values: Sequence[float | None]) -> None:
 
 
 def _once(panels: Iterable[Axes]) -> tuple[list[Any], list[str]]:
-    """Handles and names for one legend of several panels."""
+    """Return handles and names for one legend of several panels."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -268,7 +262,8 @@ def _once(panels: Iterable[Axes]) -> tuple[list[Any], list[str]]:
 
 
 def draw_correlations(rows: Sequence[Row], correlations: Mapping[str, Mapping[str, float]]) -> Figure:
-    """The paper's scatter plots, one row of panels a task, one point a run; all seeds of an attention look alike."""
+    """Draw the paper's scatter plots, one row of panels a task, one point a run; all seeds of an attention look
+    alike."""
     titles = {"rsd": "RSD, log axis", "agv": "AGV", "pi": "PI, % of draws"}
     height = 1.0 + 2.7 * len(correlations)
     figure, grid = plt.subplots(

@@ -34,7 +34,8 @@ class VarianceMetrics:
 
 
 def relative_standard_deviation(scores: FloatArray) -> FloatArray:
-    """(draws, N, K) -> (N,). Infinite where the mean output is 0 and the draws differ, 0 where nothing differs."""
+    """Return the RSD of scores (draws, N, K) as (N,). Infinite where the mean output is 0 and the draws differ, 0 where
+    nothing differs."""
     centred = scores - scores.mean(axis=-1, keepdims=True)
     deviation = np.sqrt(centred.var(axis=0).sum(axis=-1))
     size = np.linalg.norm(centred.mean(axis=0), axis=-1)
@@ -43,19 +44,19 @@ def relative_standard_deviation(scores: FloatArray) -> FloatArray:
 
 
 def prediction_inconsistency(scores: FloatArray) -> FloatArray:
-    """(draws, N, K) -> (N,): percent of the draws that do not give the most frequent label."""
+    """Return the percent (N,) of the draws (draws, N, K) that do not give the most frequent label."""
     votes = count_votes(scores)
     return 100 * (1 - votes.max(axis=-1) / len(scores))
 
 
 def count_votes(scores: FloatArray) -> npt.NDArray[np.int64]:
-    """(draws, N, K) -> (N, K): how often each label is the predicted one."""
+    """Count how often each label is the predicted one: (draws, N, K) -> (N, K)."""
     labels = scores.argmax(axis=-1)
     return np.stack([(labels == label).sum(axis=0) for label in range(scores.shape[-1])], axis=-1)
 
 
 def variance_metrics(scores: FloatArray, labels: npt.NDArray[np.int64]) -> VarianceMetrics:
-    """All measures from scores (draws, N, K) and the true labels (N,)."""
+    """Return all measures from scores (draws, N, K) and the true labels (N,)."""
     rsd = relative_standard_deviation(scores)
     accuracy = float((scores.argmax(axis=-1) == labels).mean())
     voting = float((count_votes(scores).argmax(axis=-1) == labels).mean())
@@ -70,7 +71,7 @@ def variance_metrics(scores: FloatArray, labels: npt.NDArray[np.int64]) -> Varia
 
 
 def r_squared(x: FloatArray, y: FloatArray) -> float:
-    """Squared correlation of two measures over several runs.
+    """Return the squared correlation of two measures over several runs.
 
     nan for less than three runs, if one of the measures is the same for all, or if a number is not finite.
     """

@@ -10,7 +10,7 @@ slow minute of the machine hits all alike. Memory is the same every time, and ta
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +22,15 @@ from klformer.attention import build_attention
 from klformer.checks import check_choice, check_count
 from klformer.files import write_json
 from klformer.lab.bench.measure import make_report, spread
-from klformer.lab.bench.model.batch import GIBIBYTE, Batch, choose_batch
 from klformer.lab.bench.model.output import draw_length, draw_speed, length_table, speed_table
-from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, in_own_process
+from klformer.lab.bench.model.step import MATERIALISED, ModelStep, Seconds, measure_in_own_process
 from klformer.lab.environment import describe_machine
 from klformer.lab.runs.config import preset_table
 from klformer.lab.tasks import TASKS
 from klformer.lab.terminal import make_console
 from klformer.models import AttentionSpec
 
+GIBIBYTE = 2**30
 PAPER_ATTENTIONS = (
     *("softmax", "performer", "linear-elu", "gmm-rks", "fastfood-rks", "generative-rks"),
     *("gmm-prf", "fastfood-prf", "generative-prf"),
@@ -42,6 +42,14 @@ PAPER_BATCH_SIZES = {
 #: The most examples in a step on the CPU by default, by task: steps of seconds on a few cores.
 CPU_BATCH_SIZES = {"text": 4, "retrieval": 2, "listops": 4, "image": 32}
 LENGTH_TASK = "text"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples in a step, and why they are not as many as the paper's; no reason if they are, or were asked for."""
+
+    size: int
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ def _check(options: ModelBench) -> None:
 
 
 def _rounds(steps: Sequence[ModelStep], repeats: int, console: Console) -> dict[ModelStep, list[Any] | str]:
-    """What every round found for each step, seconds or bytes, or why the first that failed did."""
+    """Return what every round found for each step, seconds or bytes, or why the first that failed did."""
     found: dict[ModelStep, list[Any] | str] = {step: [] for step in steps}
     for index in range(repeats):
         for step in steps:
@@ -143,7 +151,7 @@ def _rounds(steps: Sequence[ModelStep], repeats: int, console: Console) -> dict[
             what = f"time, round {index + 1} of {repeats}" if step.steps else "memory"
             with console.status(f"{what}: {step.describe()}"):
                 try:
-                    before.append(in_own_process(step))
+                    before.append(measure_in_own_process(step))
                 except RuntimeError as error:
                     reason = str(error).splitlines()[0]
                     found[step] = reason
@@ -154,7 +162,7 @@ def _rounds(steps: Sequence[ModelStep], repeats: int, console: Console) -> dict[
 def _measure_task(
     options: ModelBench, task: str, device: Literal["cpu", "cuda"], console: Console
 ) -> list[dict[str, Any]]:
-    """A row for each attention on one task."""
+    """Measure one task: a row for each attention."""
     table = preset_table(options.preset, task)
     own_length = TASKS[task].default_max_len if options.preset == "paper" else table["data"].get("max_len")
     length = options.max_len or own_length or TASKS[task].default_max_len
@@ -194,7 +202,7 @@ def _measure_task(
 
 
 def _beside(softmax: Sequence[Seconds], rounds: Sequence[Seconds]) -> dict[str, Any]:
-    """How many times as fast as softmax, round by round."""
+    """Return how many times as fast as softmax, round by round."""
     pairs = list(zip(softmax, rounds, strict=True))
     return {
         "relative": spread([theirs.wall / mine.wall for theirs, mine in pairs]),
@@ -203,7 +211,7 @@ def _beside(softmax: Sequence[Seconds], rounds: Sequence[Seconds]) -> dict[str, 
 
 
 def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Batch:
-    """The batch of a task, whose step with the paper's batch is given."""
+    """Return the batch of a task, whose step with the paper's batch is given."""
     if options.batch_size is not None:
         return Batch(paper.batch_size if options.batch_size == "paper" else options.batch_size)
 
@@ -211,7 +219,7 @@ def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Ba
         step = replace(paper, attention=attention, batch_size=batch_size)
         with console.status(f"does it fit: {step.describe()}"):
             try:
-                found = in_own_process(step)
+                found = measure_in_own_process(step)
             except RuntimeError:
                 return math.inf
             assert not isinstance(found, Seconds), "a step without rounds is one whose memory is taken"
@@ -226,7 +234,7 @@ def _choose_batch(options: ModelBench, paper: ModelStep, console: Console) -> Ba
 
 
 def _measure_lengths(options: ModelBench, device: Literal["cpu", "cuda"], console: Console) -> list[dict[str, Any]]:
-    """A row for each attention and length, with the reason where one was not run."""
+    """Measure memory by length: a row for each attention and length, with the reason where one was not run."""
     rows: list[dict[str, Any]] = []
     last: dict[str, dict[str, Any]] = {}
     for length in sorted(options.lengths):
@@ -268,6 +276,49 @@ def _is_quadratic(name: str) -> bool:
 
 
 def _row(step: ModelStep, memory: list[Any] | str) -> dict[str, Any]:
-    """A step and the bytes it takes, or why it was not run."""
+    """Return a step and the bytes it takes, or why it was not run."""
     row: dict[str, Any] = asdict(step) | {"seconds": None, "processor": None, "memory": None, "not_run": None}
     return row | ({"not_run": memory} if isinstance(memory, str) else {"memory": memory[0]})
+
+
+def choose_batch(
+    probe: Callable[[str, int], float],
+    attentions: Sequence[str],
+    *,
+    paper: int,
+    most: Batch | None,
+    memory_limit: float,
+) -> Batch:
+    """Return the paper's batch, or the most that is allowed, halved until a step fits."""
+    start = Batch(paper) if most is None or most.size >= paper else most
+    size = largest_that_fits(probe, attentions, start.size, memory_limit * GIBIBYTE)
+    if size == start.size:
+        return start
+    return Batch(size, f"{size} fits {memory_limit:g} GiB") if size else Batch(1, f"1 is above {memory_limit:g} GiB")
+
+
+def largest_that_fits(
+    probe: Callable[[str, int], float], attentions: Sequence[str], start: int, memory_limit: float
+) -> int:
+    """Return the first of `start`, half of it, and so on, with which a step of the most demanding attention fits; 0 if
+    none.
+
+    Memory is linear in the batch: an estimate from 1 and 2 examples rules out what does not fit, and what seems to fit
+    is tried. Attentions that fail with 1 example are not counted.
+    """
+    alone = {name: probe(name, 1) for name in attentions} if start > 1 else {}
+    running = [name for name in alone if math.isfinite(alone[name])]
+    if not running:
+        return start
+    name = max(running, key=alone.__getitem__)
+    more = probe(name, 2) - alone[name]
+
+    def fits(size: int) -> bool:
+        if size == 1:
+            return alone[name] <= memory_limit
+        return alone[name] + more * (size - 1) <= memory_limit and probe(name, size) <= memory_limit
+
+    size = start
+    while size and not fits(size):
+        size //= 2
+    return size

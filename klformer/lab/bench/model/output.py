@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from klformer.lab.bench.attention import GROWTH_HINT, power_cell
+from klformer.lab.bench.figures import lines_of, mebibytes, plot_speed
 from klformer.lab.bench.measure import growth_power
-from klformer.lab.plotting import COLOURS, MARKERS, plot_against_length, save
+from klformer.lab.plotting import MARKERS, line_style, plot_against_length, save
 from klformer.lab.tables import Cell, Table, finite, interval, number, words
 from klformer.lab.tasks import TASKS
 from klformer.memory import MEBIBYTE
@@ -86,32 +85,20 @@ def length_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def draw_speed(report: dict[str, Any], *targets: Path) -> None:
-    """Speed relative to softmax and peak memory, a row for each attention and a colour for each task."""
-    rows = [row for row in report["speed"] if row["not_run"] is None]
+    """Draw speed against memory, a panel for each task."""
     tasks = list(dict.fromkeys(row["task"] for row in report["speed"]))
-    names = list(dict.fromkeys(row["attention"] for row in report["speed"]))[::-1]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 1.6 + 0.38 * len(names)), sharey=True, layout="constrained")
-    for place, task in enumerate(tasks):
-        mine = [row for row in rows if row["task"] == task]
-        offset = 0.16 * ((len(tasks) - 1) / 2 - place)
-        batch = next(row["batch_size"] for row in report["speed"] if row["task"] == task)
-        label = f"{task}, batches of {batch}"
-        for axes, key in ((left, "relative"), (right, "memory")):
-            shown = [(names.index(row["attention"]) + offset, row[key]) for row in mine if row[key] is not None]
-            if key == "memory":
-                shown = [(height, dict.fromkeys(("median", "low", "high"), value)) for height, value in shown]
-            _dots(axes, shown, 1 / MEBIBYTE if key == "memory" else 1.0, place, label)
-    left.axvline(1, color="#888888", linewidth=0.8)
-    left.set_xlabel("training steps per second, softmax = 1")
-    right.set_xlabel("peak memory of a step, MiB above model, optimiser and inputs")
-    left.set_yticks(range(len(names)), names)
-    for axes in (left, right):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(alpha=0.3)
-    figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
+    names = list(dict.fromkeys(row["attention"] for row in report["speed"]))
+
+    def style(name: str) -> dict[str, Any]:
+        number = names.index(name)
+        return {"marker": MARKERS[number % len(MARKERS)], "label": name, **line_style(number)}
+
+    figure, panels = plt.subplots(1, len(tasks), figsize=(3.6 * len(tasks) + 2, 4), layout="constrained", squeeze=False)
+    for axes, task in zip(panels.flat, tasks, strict=True):
+        rows = [row for row in report["speed"] if row["task"] == task]
+        plot_speed(axes, rows, style)
+        axes.set_title(f"{task}, batches of {rows[0]['batch_size']}")
+    figure.legend(*panels.flat[0].get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     where = report["environment"].get("device", report["environment"]["machine"])
     preset, date = report["options"].get("preset", "paper"), report["environment"]["date"]
     figure.suptitle(f"Training the models of preset {preset}: {where}, {date}", fontsize=10)
@@ -119,35 +106,11 @@ def draw_speed(report: dict[str, Any], *targets: Path) -> None:
 
 
 def draw_length(report: dict[str, Any], *targets: Path) -> None:
-    """Peak memory against the length, both on logarithmic axes."""
+    """Draw peak memory against the length, both on logarithmic axes."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    rows = [row for row in report["length"] if row["memory"] is not None]
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        lines.setdefault(row["attention"], []).append((row["length"], row["memory"] / MEBIBYTE))
-    plot_against_length(axes, lines)
+    plot_against_length(axes, lines_of(report["length"], "attention", mebibytes))
     axes.set_ylabel("peak memory of a step, MiB above model and optimiser")
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right center", frameon=False)
     date = report["environment"]["date"]
     figure.suptitle(f"Memory against length: the Text model, one sequence, {date}", fontsize=10)
     save(figure, *targets)
-
-
-def _dots(axes: Axes, points: Sequence[tuple[float, dict[str, float]]], scale: float, number: int, label: str) -> None:
-    """A marker at each median, and a line from the lowest to the highest."""
-    if not points:
-        return
-    medians = [values["median"] * scale for _, values in points]
-    below = [(values["median"] - values["low"]) * scale for _, values in points]
-    above = [(values["high"] - values["median"]) * scale for _, values in points]
-    heights = [height for height, _ in points]
-    axes.errorbar(
-        medians,
-        heights,
-        xerr=[below, above],
-        fmt=MARKERS[number % len(MARKERS)],
-        color=COLOURS[number % len(COLOURS)],
-        markersize=4,
-        linewidth=1,
-        label=label,
-    )

@@ -1,17 +1,15 @@
 """One measurement of a whole model: the time of training steps, or the peak memory of one, alone in a process."""
 
-import json
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from klformer.lab.bench import measure
-from klformer.lab.bench.measure import GIVE_MEMORY_BACK, as_flags
+from klformer.lab.bench.measure import GIVE_MEMORY_BACK, in_own_process
 from klformer.lab.bench.profile import random_batch
 from klformer.lab.data import Batch
 from klformer.lab.runs.config import ExperimentConfig, build_model, preset
@@ -33,36 +31,23 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Print the time of training steps of one model, or the memory of one; `model` calls this in a new process."""
+    """What is measured: the time of so many training steps of a model, or the memory of one if `steps` is 0."""
 
     task: str
-    """Task of the paper's tables."""
     attention: str
-    """Attention, with options after a colon."""
     batch_size: int
-    """Examples in a step."""
     length: int
-    """Tokens in a sequence."""
     steps: int
-    """Steps that are timed; 0 to measure the memory of one instead."""
     device: Literal["cpu", "cuda"]
-    """Where to compute."""
     preset: str = "paper"
-    """Preset of the model."""
     pooling: Literal["cls", "mean"] | None = None
-    """What the classifier sees, if not as in the preset."""
 
     def describe(self) -> str:
         return f"{self.task}, {self.attention}, {self.batch_size} x {self.length:,} tokens"
 
 
-def print_step(options: ModelStep) -> None:
-    """Print what `measure_step` finds; meant to be alone in its process."""
-    print(json.dumps(measure_step(options)))
-
-
 def measure_step(options: ModelStep) -> Seconds | int:
-    """Median seconds of a training step, or its peak memory in bytes above model, optimiser and inputs.
+    """Return the median seconds of a training step, or its peak memory in bytes above model, optimiser and inputs.
 
     A step is forward, backward and AdamW on random inputs of full length. To be called once in a process.
     """
@@ -74,7 +59,7 @@ def measure_step(options: ModelStep) -> Seconds | int:
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
     def step(batch: Batch) -> None:
-        with _scores_written_out() if options.attention == MATERIALISED else nullcontext():
+        with sdpa_kernel(SDPBackend.MATH) if options.attention == MATERIALISED else nullcontext():
             loss, count = objective.loss(model, batch)
             torch.autograd.backward(loss / count)
         optimiser.step()
@@ -95,27 +80,13 @@ def measure_step(options: ModelStep) -> Seconds | int:
     return Seconds(*(statistics.median(clock) for clock in zip(*found, strict=True)))
 
 
-def in_own_process(step: ModelStep) -> Seconds | int:
-    """What `measure_step` finds in a new process.
-
-    Raises:
-        RuntimeError: with the end of its error output, if it fails: most often there is not enough memory.
-    """
+def measure_in_own_process(step: ModelStep) -> Seconds | int:
+    """Return what `measure_step` finds in a new process. Raises as `in_own_process`."""
     # Giving memory back takes time, which is not to be measured.
-    environment = {} if step.steps else GIVE_MEMORY_BACK
-    given = {name: value for name, value in asdict(step).items() if value is not None}
-    found = json.loads(measure.in_own_process(["model-step", *as_flags(given)], environment=environment))
-    return Seconds(*found) if step.steps else int(found)
+    return in_own_process(measure_step, step, environment={} if step.steps else GIVE_MEMORY_BACK)
 
 
 def configuration(step: ModelStep) -> ExperimentConfig:
     attention = AttentionSpec.parse("softmax" if step.attention == MATERIALISED else step.attention)
-    config = preset(step.preset, step.task, attention)
-    changed: dict[str, object] = {"data": config.data.model_copy(update={"max_len": step.length})}
-    if step.pooling is not None:
-        changed["model"] = config.model.model_copy(update={"pooling": step.pooling})
-    return config.model_copy(update=changed)
-
-
-def _scores_written_out() -> AbstractContextManager[None]:
-    return sdpa_kernel(SDPBackend.MATH)
+    model = {} if step.pooling is None else {"pooling": step.pooling}
+    return preset(step.preset, step.task, attention, {"data": {"max_len": step.length}, "model": model})

@@ -14,7 +14,7 @@ from klformer.lab.training.objective import Objective
 
 
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """-log p(label), summed over examples.
+    """Compute -log p(label), summed over examples.
 
     Args:
         scores: (B, K), of K classes; or (n, B, K), of n draws.

@@ -133,12 +133,12 @@ class MaskedLanguageModelling(Objective):
         pass  # sequences bring no targets; whatever stands in their place is not looked at
 
     def _losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """-log p of the hidden tokens: (..., M, vocab_size) -> (..., M)."""
+        """Return -log p of the hidden tokens: (..., M, vocab_size) -> (..., M)."""
         wanted = _wanted(batch).expand(outputs.shape[:-1])
         flat = nn.functional.cross_entropy(outputs.flatten(0, -2), wanted.flatten(), reduction="none")
         return flat.view(wanted.shape)
 
 
 def _wanted(batch: Batch) -> Tensor:
-    """The hidden tokens (M,), row by row."""
+    """Return the hidden tokens (M,), row by row."""
     return batch.targets[batch.targets != IGNORED]

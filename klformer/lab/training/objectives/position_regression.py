@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.lab.data import Batch
+from klformer.lab.training.objectives.positions import OfPositions
 from klformer.lab.training.objectives.regression import Regression
 
 
-class PositionRegression(Regression):
+class PositionRegression(OfPositions, Regression):
     """One output a position, and its squared distance from the target. All positions have targets.
 
     Args:
@@ -29,15 +30,9 @@ class PositionRegression(Regression):
         0.75
     """
 
-    of_positions = True
-
     def __init__(self, *, max_len: int) -> None:
         check_count("max_len", max_len)
         self.max_len = max_len
-
-    @property
-    def prediction_shape(self) -> tuple[int, ...]:
-        return (self.max_len,)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self._differences(outputs, batch).square().sum((-2, -1))
@@ -49,13 +44,8 @@ class PositionRegression(Regression):
         difference = self._differences(outputs.detach(), batch)
         return {"mse": difference.square().sum(), "mae": difference.abs().sum()}
 
-    def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
-        numbers = outputs.squeeze(-1)
-        return nn.functional.pad(numbers, (0, self.max_len - numbers.shape[-1]))
-
-    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
-        numbers = outputs.squeeze(-1)
-        return nn.functional.pad(numbers, (start, self.max_len - start - numbers.shape[-1]))
+    def _kept(self, outputs: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
 
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         return super().measure(predictions[:, : targets.shape[1]].flatten(), targets.flatten())
@@ -66,5 +56,5 @@ class PositionRegression(Regression):
             raise ArgumentError(f"targets of positions must be (N, length), got {tuple(targets.shape)}")
 
     def _differences(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(..., B, L), 0 at padding."""
+        """Return the errors (..., B, L), 0 at padding."""
         return (outputs.squeeze(-1) - batch.targets).masked_fill(~batch.key_mask, 0)

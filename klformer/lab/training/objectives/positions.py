@@ -4,6 +4,7 @@ Targets (N, length) hold IGNORED where nothing is asked. Every position that is 
 sequence it is in.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -18,7 +19,29 @@ from klformer.lab.training.metrics import Metric
 from klformer.lab.training.objective import Objective
 
 
-class PositionClassification(Objective):
+class OfPositions(Objective):
+    """An objective with a target for every position, of which it keeps a number each."""
+
+    of_positions: ClassVar[bool] = True
+    max_len: int
+
+    @abstractmethod
+    def _kept(self, outputs: Tensor) -> Tensor:
+        """Return what is kept of outputs (n, B, L, num_outputs), (n, B, L)."""
+
+    @property
+    def prediction_shape(self) -> tuple[int, ...]:
+        return (self.max_len,)
+
+    def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self.predict_part(outputs, batch, 0)
+
+    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
+        kept = self._kept(outputs)
+        return nn.functional.pad(kept, (start, self.max_len - start - kept.shape[-1]))
+
+
+class PositionClassification(OfPositions):
     """Class scores of every position, of which the highest is the prediction.
 
     Args:
@@ -47,7 +70,6 @@ class PositionClassification(Objective):
     )
     prediction_dtype: ClassVar[torch.dtype] = torch.long
     combination: ClassVar[str] = "voting"
-    of_positions: ClassVar[bool] = True
 
     def __init__(self, *, num_classes: int, max_len: int) -> None:
         check_count("num_classes", num_classes, minimum=2)
@@ -58,10 +80,6 @@ class PositionClassification(Objective):
     @property
     def num_outputs(self) -> int:
         return self.num_classes
-
-    @property
-    def prediction_shape(self) -> tuple[int, ...]:
-        return (self.max_len,)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         targets = batch.targets.expand(outputs.shape[:-1])
@@ -77,13 +95,8 @@ class PositionClassification(Objective):
         # IGNORED is no class, so that positions that nobody asked for are never right.
         return {"accuracy": (outputs.argmax(-1) == batch.targets).sum()}
 
-    def predict(self, outputs: Tensor, batch: Batch) -> Tensor:
-        chosen = outputs.argmax(-1)
-        return nn.functional.pad(chosen, (0, self.max_len - chosen.shape[-1]))
-
-    def predict_part(self, outputs: Tensor, batch: Batch, start: int) -> Tensor:
-        chosen = outputs.argmax(-1)
-        return nn.functional.pad(chosen, (start, self.max_len - start - chosen.shape[-1]))
+    def _kept(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
 
     def measure(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         asked = targets != IGNORED

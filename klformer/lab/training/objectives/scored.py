@@ -109,7 +109,7 @@ class Correlation(Regression):
 
 
 def ranks(x: Tensor) -> Tensor:
-    """Ranks of numbers (N,) from 1, equal numbers with the mean of theirs, in float64."""
+    """Return ranks of numbers (N,) from 1, equal numbers with the mean of theirs, in float64."""
     _, places, counts = torch.unique(x, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
     return (last - (counts - 1) / 2)[places]

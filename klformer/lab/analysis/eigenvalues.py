@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import tyro
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 
 from klformer.errors import ArgumentError
 from klformer.kernels import GaussianMixtureSpectrum, SpectralDistribution
-from klformer.lab.analysis.output import Count, print_table, write_results
+from klformer.lab.analysis.output import Count, RunsAnalysis, print_table, write_results
 from klformer.lab.analysis.seeds import over_seeds
 from klformer.lab.plotting import COLOURS, LEARNED, WIDE
 from klformer.lab.runs.load import LoadedRun, RunReader
@@ -34,7 +32,7 @@ class HeadSpectrum:
 
 
 def spectra_of(model: nn.Module) -> Iterator[SpectralDistribution]:
-    """The distributions of a model, from the first layer to the last."""
+    """Yield the distributions of a model, from the first layer to the last."""
     for module in model.modules():
         if isinstance(module, SpectralDistribution):
             yield module
@@ -42,7 +40,7 @@ def spectra_of(model: nn.Module) -> Iterator[SpectralDistribution]:
 
 @torch.no_grad()
 def covariance(spectrum: SpectralDistribution, *, draws: int = 64, generator: torch.Generator | None = None) -> Tensor:
-    """Covariance of the frequencies, (H or 1, C, D, D).
+    """Return the covariance of the frequencies, (H or 1, C, D, D).
 
     A Gaussian mixture has one for every component in closed form (tied components are listed once). Of any other
     distribution it is estimated from the frequencies of so many draws; its noise is put back afterwards.
@@ -60,7 +58,7 @@ def covariance(spectrum: SpectralDistribution, *, draws: int = 64, generator: to
 
 
 def eigenvalues(model: nn.Module, *, draws: int = 64, seed: int = 0) -> list[HeadSpectrum]:
-    """Eigenvalues by layer and head, both counted from 1 as in the paper."""
+    """Return eigenvalues by layer and head, both counted from 1 as in the paper."""
     found = []
     for layer, spectrum in enumerate(spectra_of(model), start=1):
         generator = torch.Generator().manual_seed(seed)
@@ -80,8 +78,8 @@ DRAWS = Count("draws", full=64, quick=8)
 Spectra = dict[str, list[tuple[list[HeadSpectrum], list[HeadSpectrum]]]]
 
 
-@dataclass(frozen=True)
-class EigenvalueAnalysis:
+@dataclass(frozen=True, kw_only=True)
+class EigenvalueAnalysis(RunsAnalysis):
     """Smallest, largest and mean eigenvalue by layer and head, beside those at initialisation.
 
     A control whose kernel was frozen is just one more run. Of several learning
@@ -90,22 +88,15 @@ class EigenvalueAnalysis:
       klformer analyze eigenvalues runs/text-laptop-gmm-prf-seed0 runs/text-laptop-gmm-prf-frozen=True-seed0
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Runs, or folders of runs."""
+    counts: ClassVar[tuple[Count[Any], ...]] = (DRAWS,)
+
     draws: int | None = None
     """Draws for distributions without a closed form; 64, or 8 with --quick."""
-    quick: bool = False
-    """Fewer draws, where nothing else is said."""
-    out: Path = Path("analysis")
-    """Folder for the results."""
-
-    def __post_init__(self) -> None:
-        DRAWS.check(self.draws)
 
 
 def run(options: EigenvalueAnalysis) -> None:
     """Compute, print and write the eigenvalues."""
-    draws = DRAWS.choose(options.draws, quick=options.quick)
+    draws = options.choose(DRAWS)
     console, reporter = make_console(150), make_reporter(quiet=False)
     rows: list[dict[str, Any]] = []
     spectra: Spectra = {}
@@ -142,7 +133,7 @@ def run(options: EigenvalueAnalysis) -> None:
 
 
 def spectra_before_and_after(loaded: LoadedRun, *, draws: int) -> tuple[list[HeadSpectrum], list[HeadSpectrum]]:
-    """Eigenvalues at initialisation, which is stored with the run, and of the best checkpoint."""
+    """Return eigenvalues at initialisation, which is stored with the run, and of the best checkpoint."""
     return tuple(eigenvalues(model, draws=draws) for model in (loaded.at_start(), loaded.model))  # type: ignore[return-value]
 
 
@@ -156,8 +147,8 @@ def _summary(spectrum: HeadSpectrum, prefix: str) -> dict[str, float]:
 
 
 def draw_spectra(spectra: Spectra) -> Figure:
-    """Sorted eigenvalues, a panel for all seeds of an attention, a line a head; grey at initialisation, coloured by
-    layer afterwards."""
+    """Draw sorted eigenvalues, a panel for all seeds of an attention, a line a head; grey at initialisation, coloured
+    by layer afterwards."""
     columns = min(3, len(spectra))
     count = -(-len(spectra) // columns)
     figure, all_axes = plt.subplots(
@@ -194,8 +185,8 @@ def _draw_line(axes: Axes, spectrum: HeadSpectrum, look: dict[str, Any]) -> None
 
 
 def draw_summary(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """One panel a task; of every attention the mean eigenvalue between the smallest and the largest, before training
-    and after. What did not move at all, such as frozen kernels, is left out beside others."""
+    """Draw the mean eigenvalue of every attention between the smallest and the largest, before and after training, a
+    panel a task. What did not move at all, such as frozen kernels, is left out beside others."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     names = ("minimum", "mean", "maximum")
     values = [f"{prefix}{name}" for prefix in ("", "initial_") for name in names]

@@ -2,7 +2,7 @@
 
 import json
 
-from klformer.lab.runs.demo import CONTENDERS, demonstrate, what_was_seen
+from klformer.lab.cli.demo import CONTENDERS, demonstrate, what_was_seen
 from klformer.lab.training.progress import SilentReporter
 
 

@@ -1,1 +1,0 @@
-"""Eigenvalues of the covariance of the frequencies."""
