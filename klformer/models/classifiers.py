@@ -53,8 +53,8 @@ class SequenceClassifier(Model):
         ... )
         >>> tokens = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
         >>> key_mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
-        >>> model(tokens, key_mask).shape
-        torch.Size([2, 3])
+        >>> model(tokens, key_mask).shape, model.encode(tokens, key_mask).shape
+        (torch.Size([2, 3]), torch.Size([2, 16]))
     """
 
     head: ClassifierHead
@@ -81,8 +81,9 @@ class PositionClassifier(Model):
         >>> model = build_classifier(ModelConfig(), spec, shape, num_outputs=3, of_positions=True)
         >>> isinstance(model, PositionClassifier)
         True
-        >>> model(torch.randn(2, 50, 8)).shape
-        torch.Size([2, 50, 3])
+        >>> vectors = torch.randn(2, 50, 8)
+        >>> model(vectors).shape, model.encode(vectors).shape
+        (torch.Size([2, 50, 3]), torch.Size([2, 64]))
     """
 
     def forward(self, inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
