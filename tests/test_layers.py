@@ -77,13 +77,8 @@ BUDGETS = {
     "klformer/kernels": 1_261,
     "klformer/attention": 3_016,
     "klformer/nn": 228,
-<<<<<<< HEAD
-    "klformer/models": 1_515,
-    "klformer/conversion": 3_604,
-=======
     "klformer/models": 1_516,
-    "klformer/conversion": 3_544,
->>>>>>> d04fa0e (Classifiers show encode in their examples)
+    "klformer/conversion": 3_604,
     "klformer/distributed": 790,
     "klformer/testing": 939,
     "klformer/lab/analysis": 2_025,
