@@ -179,7 +179,7 @@ def _layer_errors(planned: Plan, fitted: Fitted) -> tuple[LayerErrors, ...]:
         LayerErrors(
             layer=index,
             name=site.name,
-            attention=(without_window(spec) if site.cross else spec).label(),
+            attention=_label(spec, learned.records[site.name]),
             num_frequencies=learned.records[site.name].num_frequencies,
             start=tuple(learned.at_start.by_site[site.name].tolist()),
             fitted=tuple(learned.fitted.by_site[site.name].tolist()),
@@ -187,6 +187,16 @@ def _layer_errors(planned: Plan, fitted: Fitted) -> tuple[LayerErrors, ...]:
         )
         for index, site in enumerate(planned.sites)
         if site.name in learned.records
+    )
+
+
+def _label(spec: AttentionSpec, record: SiteRecord) -> str:
+    """An attention as it was asked for, with the window that it got."""
+    window = record.attention.options.get("window")
+    return (
+        AttentionSpec(name=spec.name, options={**spec.options, "window": window}).label()
+        if window
+        else (without_window(spec).label())
     )
 
 

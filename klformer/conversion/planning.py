@@ -19,8 +19,10 @@ from klformer.conversion.record import SiteRecord
 from klformer.conversion.start import atoms_of
 from klformer.errors import ArgumentError, ArgumentTypeError
 
-#: Number of frequencies that stands for as few as an error budget allows.
+#: Number of frequencies that stands for as few as an error budget allows, and window for what measures best.
 AUTO = "auto"
+#: Windows that "auto" chooses from.
+WINDOWS = (4, 8, 16, 32)
 #: Keys on each side of a query that a converted layer sees exactly, unless another window is asked for.
 WINDOW = 8
 #: Kernels that learn nothing: what they are is seen without a window.
@@ -49,6 +51,11 @@ class Plan:
     def is_auto(self) -> bool:
         """Whether every layer gets as few frequencies as its error allows."""
         return self.attention.options.get("num_frequencies") == AUTO
+
+    @property
+    def chooses_windows(self) -> bool:
+        """Whether every layer gets the window that its start measures best."""
+        return self.attention.options.get("window") == AUTO
 
 
 def plan(
@@ -142,7 +149,7 @@ def without_window(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _has_atoms(spec: AttentionSpec) -> bool:
-    small = AttentionSpec(name=spec.name, options={**spec.options, "num_frequencies": 2})
+    small = without_window(AttentionSpec(name=spec.name, options={**spec.options, "num_frequencies": 2}))
     return atoms_of(small.build(num_heads=1, head_dim=2)) is not None
 
 
@@ -168,8 +175,8 @@ def _check_labels(teacher: Host, batch: Batch, *, causal: bool) -> None:
 
 def _record(spec: AttentionSpec, site: Site) -> SiteRecord:
     sizes, spec = site.sizes, without_window(spec) if site.cross else spec
-    is_auto = spec.options.get("num_frequencies") == AUTO
-    options = {**spec.options, "num_frequencies": START_PER_DIM * sizes.head_dim} if is_auto else spec.options
+    first = {"num_frequencies": START_PER_DIM * sizes.head_dim, "window": WINDOWS[0]}
+    options = {key: first[key] if value == AUTO and key in first else value for key, value in spec.options.items()}
     return SiteRecord(
         attention=AttentionSpec(name=spec.name, options=options).complete(),
         num_heads=sizes.num_heads,

@@ -62,7 +62,9 @@ def prune(
 
     while undecided := {name for name in undecided if _fewer(kept_records[name]) is not None}:
         shares = atom_shares(host, {name: kept[name] for name in undecided}, batches)
-        tried_records = {name: kept_records[name].with_frequencies(_fewer(kept_records[name])) for name in undecided}
+        tried_records = {
+            name: kept_records[name].having("num_frequencies", _fewer(kept_records[name])) for name in undecided
+        }
         tried = {name: without_least(kept[name], tried_records[name], shares[name]) for name in undecided}
         fit_layers(host, tried, batches, refit, progress=report)
         errors = measure(host, tried, batches.choosing)
@@ -78,7 +80,7 @@ def prune(
 def _rounds(record: SiteRecord) -> int:
     """Return how many rounds there are until there are too few atoms for another."""
     fewer = _fewer(record)
-    return 0 if fewer is None else 1 + _rounds(record.with_frequencies(fewer))
+    return 0 if fewer is None else 1 + _rounds(record.having("num_frequencies", fewer))
 
 
 def _fewer(record: SiteRecord) -> int | None:

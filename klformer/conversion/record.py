@@ -28,9 +28,9 @@ class SiteRecord(Config):
         count = self.attention.options.get("num_frequencies")
         return count if isinstance(count, int) else None
 
-    def with_frequencies(self, count: int | None) -> "SiteRecord":
-        """The same with so many frequencies."""
-        options = {**self.attention.options, "num_frequencies": count}
+    def having(self, option: str, value: Any) -> "SiteRecord":
+        """The same with another value of an option."""
+        options = {**self.attention.options, option: value}
         return self.model_copy(update={"attention": AttentionSpec(name=self.attention.name, options=options)})
 
     def build(self) -> AttentionMechanism:

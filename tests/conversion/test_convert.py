@@ -379,3 +379,39 @@ def test_keys_of_another_sequence_are_no_neighbours(queries, keys):
     (record,) = conversion.records.values()
     assert record.attention.options["window"] == 0
     assert "window" not in conversion.certificate.layers[0].attention
+
+
+class TestWindows:
+    """window="auto" gives every layer the window that measures best at its start, for what it costs."""
+
+    @staticmethod
+    def windows(model, data, **given):
+        conversion = convert(model, data, **given)
+        return [record.attention.options["window"] for record in conversion.records.values()]
+
+    def test_it_is_that_of_the_least_error_times_cost(self):
+        model, data = FAMILIES["bert"]().eval(), [batch("bert", length=70, seed=seed) for seed in range(3)]
+        given = {"steps": 0, "evaluation": data[:1], "choosing": data[1:2]}
+        options = {"num_frequencies": 8}
+        chosen = self.windows(model, data, options={**options, "window": "auto"}, **given)
+        scores = []
+        for window in (4, 8, 16):  # 32 would leave less than half of a text to the kernel
+            # What layers are chosen by is not in the certificate: here it is what they are measured by as well.
+            same = {**given, "evaluation": data[1:2]}
+            conversion = convert(model, data, options={**options, "window": window}, **same)
+            scores.append([layer.mean() * (75 + 8 + 3 * window) for layer in conversion.certificate.layers])
+        best = [(4, 8, 16)[row.index(min(row))] for row in zip(*scores, strict=True)]
+        assert chosen == best
+
+    def test_short_texts_leave_no_choice(self):
+        assert self.windows(FAMILIES["bert"](), batches("bert"), options={"window": "auto"}, steps=0) == [4, 4]
+
+    def test_it_is_saved_and_named(self, tmp_path):
+        data = [batch("bert", length=40, seed=seed) for seed in range(3)]
+        conversion = convert(FAMILIES["bert"](), data, options={"num_frequencies": 8, "window": "auto"}, steps=1)
+        windows = [record.attention.options["window"] for record in conversion.records.values()]
+        labels = [layer.attention for layer in conversion.certificate.layers]
+        assert labels == [f"atoms-prf:near_gain=0.0,num_frequencies=8,window={window}" for window in windows]
+        conversion.save(tmp_path / "linear")
+        again = klformer.load_converted(tmp_path / "linear")
+        assert torch.equal(answer(again, data[0]), answer(conversion.model, data[0]))

@@ -51,7 +51,7 @@ def test_what_weighs_nothing_can_go(record):
         atoms.omega.scatter_(1, least.unsqueeze(-1).expand(-1, -1, DIM), 0.0)
         atoms.omega[torch.arange(HEADS).unsqueeze(-1), least, 0] = -50.0
     fewer = prune.without_least(
-        mechanism, record.with_frequencies(ATOMS - 2), prune.shares_in_call(mechanism, call)
+        mechanism, record.having("num_frequencies", ATOMS - 2), prune.shares_in_call(mechanism, call)
     ).double()
     assert fewer.kernel.spectrum.num_frequencies == ATOMS - 2
     assert_close(call.attend(fewer), call.attend(mechanism))
