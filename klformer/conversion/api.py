@@ -87,9 +87,10 @@ def convert(
         attention: The attention to put in, with options as text if you like.
         options: Options of the attention; `klformer.attention_options(name)` lists them. A kernel that is
             learned and positive sees 8 keys on each side of a query exactly besides; `window` says how many, 0 for the
-            kernel alone, and the certificate has both parts alone, too. Random frequencies are drawn once and kept,
-            unless you say `redraw=True`: then every step learns with another draw. With `num_frequencies="auto"` every
-            layer gets as few atoms as keep its error within the config's `error_budget`, 4 D at most.
+            kernel alone, "auto" for what measures best in each layer. The certificate has both parts alone, too.
+            Random frequencies are drawn once and kept; with `redraw=True` every step learns with another draw. With
+            `num_frequencies="auto"` every layer gets as few atoms as keep its error within the config's
+            `error_budget`, 4 D at most.
         steps: Steps of fitting, a batch each, in place of those of the config.
         config: Everything else: layers, rates, fine-tuning, layers that stay softmax, longer positions, the seed.
         evaluation: Batches to measure by, in place of some of `batches`.

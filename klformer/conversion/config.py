@@ -8,7 +8,6 @@ from klformer.config import Config
 from klformer.conversion.hosts import Extension
 from klformer.errors import ArgumentError
 
-Loss = Literal["output", "weights"]
 Trained = Literal["kernels", "all"]
 
 
@@ -32,9 +31,6 @@ class ConversionConfig(Config):
 
     learning_rate: float = Field(0.05, gt=0)
     """Learning rate of the kernels."""
-
-    loss: Loss = "output"
-    """What is fitted: the output of attention, or its weights by their cross-entropy, for short texts."""
 
     error_budget: float = Field(0.1, gt=0)
     """Largest error of a layer, for an attention with num_frequencies=auto."""

@@ -8,14 +8,14 @@ one batch, however many layers and batches there are.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from klformer.attention import AttentionMechanism
 from klformer.conversion.batches import Batches
-from klformer.conversion.config import ConversionConfig, Loss
+from klformer.conversion.config import ConversionConfig
 from klformer.conversion.hosts import Batch, Call, Host
 from klformer.conversion.resume import State, Store
 from klformer.conversion.start import KeySample, can_start_from_keys, start_from_keys
@@ -26,8 +26,6 @@ Progress = Callable[[str, int, int, float], None]
 
 WARM_UP = 10
 LAST_SHARE = 0.02
-#: Below it a kernel's weight of a key is not told from 0 where its logarithm is taken.
-SMALLEST_WEIGHT = 1e-8
 #: Batches that the start is made from.
 START_BATCHES = 4
 #: Measurements in a fit, the least number of steps between two, and how many without gain end it: less than this share
@@ -49,9 +47,8 @@ class HeadErrors:
 class LayerFit:
     """One attention on its way to what softmax did: its optimiser, and the best that it was."""
 
-    def __init__(self, mechanism: AttentionMechanism, *, learning_rate: float, loss: Loss) -> None:
+    def __init__(self, mechanism: AttentionMechanism, *, learning_rate: float) -> None:
         self.mechanism = mechanism
-        self._loss = loss
         parameters = [p for p in mechanism.parameters() if p.requires_grad]
         self._optimiser = torch.optim.Adam(parameters, betas=(0.9, 0.95)) if parameters else None
         self._rate = learning_rate
@@ -63,7 +60,8 @@ class LayerFit:
         if self._optimiser is None:
             return
         with torch.enable_grad():
-            loss = _loss(self.mechanism, call, target, self._loss)
+            off, size = squared_errors(call.attend(self.mechanism), target, call.query_mask())
+            loss = (off / size).mean()
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
         for group in self._optimiser.param_groups:
@@ -153,8 +151,8 @@ def fit_layers(
     frequencies do so in every step. What a store holds is gone on with, and whenever errors are measured, the state is
     saved there.
     """
-    steps, rate = config.steps, config.learning_rate
-    fits = {name: LayerFit(each, learning_rate=rate, loss=config.loss) for name, each in mechanisms.items()}
+    steps = config.steps
+    fits = {name: LayerFit(each, learning_rate=config.learning_rate) for name, each in mechanisms.items()}
     every = max(MIN_STEPS_BETWEEN, steps // MEASUREMENTS)
     without_gain, first, error = 0, 0, math.nan
     if store is not None and (state := store.load()) is not None and state.stage == "fit":
@@ -237,25 +235,6 @@ def share_of_rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (
         LAST_SHARE + (1 - LAST_SHARE) * 0.5 * (1 + math.cos(math.pi * step / steps))
     )
-
-
-def _loss(mechanism: AttentionMechanism, call: Call, target: Tensor, loss: Loss) -> Tensor:
-    if loss == "output":
-        off, size = squared_errors(call.attend(mechanism), target, call.query_mask())
-        return (off / size).mean()
-    return cross_entropy_of_weights(mechanism, call)
-
-
-def cross_entropy_of_weights(mechanism: AttentionMechanism, call: Call) -> Tensor:
-    """-sum_j p_ij log w_ij, the mean over heads and tokens; p softmax's weights, w the kernel's. Quadratic."""
-    # The weights of keys are what attention gives with the identity as values.
-    length = call.k.shape[2]
-    identity = torch.eye(length, dtype=call.v.dtype, device=call.v.device).expand(*call.k.shape[:2], length, length)
-    right = replace(call, v=identity).softmax()
-    weights = mechanism.attend(call.q, call.k, identity, key_mask=call.key_mask, causal=call.causal)
-    entropies = -(right * weights.clamp(min=SMALLEST_WEIGHT).log()).sum(-1).mean(1)  # (B, L)
-    mask = call.query_mask()
-    return entropies.mean() if mask is None else entropies[mask].mean()
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor], *, mark: str = ".") -> dict[str, Tensor]:

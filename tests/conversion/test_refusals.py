@@ -64,7 +64,6 @@ ARGUMENTS = {
     "no layers": ({"layers": ()}, "at least one layer"),
     "steps": ({"steps": -1}, "steps: .*greater than or equal to 0, got -1"),
     "learning_rate": ({"learning_rate": 0.0}, "learning_rate: .*greater than 0, got 0.0"),
-    "loss": ({"loss": "outputs"}, "loss: .*'output' or 'weights', got 'outputs'"),
     "finetune": ({"finetune": "head"}, "finetune: .*'kernels' or 'all'"),
     "labels": ({"label_weight": 1.0}, "label_weight must be 0 where batches have no 'labels'"),
     "positions": ({"attention": "linformer"}, "'linformer' is made for one longest"),
