@@ -70,7 +70,7 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_019,
+    "klformer": 40_047,
     "klformer/lab": 21_016,
     "klformer/ops": 6_573,  # without the kernels for GPUs
     "klformer/ops/triton": 880,
@@ -78,7 +78,7 @@ BUDGETS = {
     "klformer/attention": 3_016,
     "klformer/nn": 228,
     "klformer/models": 1_516,
-    "klformer/conversion": 3_604,
+    "klformer/conversion": 3_632,
     "klformer/distributed": 790,
     "klformer/testing": 939,
     "klformer/lab/analysis": 2_025,
