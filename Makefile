@@ -43,7 +43,7 @@ figures: install
 
 # The docs as a site in site/; a link or a name that leads nowhere is an error.
 docs: install .venv/docs-installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/zensical build --strict
 
 # Tables and figures of the docs, and the report of the runs that are kept with them, made again of their data.
 evidence: figures
@@ -55,4 +55,4 @@ evidence: figures
 	touch $@
 
 clean:
-	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -178,6 +178,11 @@ def test_every_command_of_the_reference_has_its_own_example():
     assert rows == [(name, name) for name in COMMANDS]
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
 def words_in(page):
     """How many words a page has, those of tables and code too, without comments and the lines of tables."""
     return sum(any(map(str.isalnum, word)) for word in COMMENT.sub("", page.read_text()).split())
