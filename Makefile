@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test run lint docs docs-check evidence figures install clean
+.PHONY: test run lint docs docs-check evidence figures report install clean
 
 install: .venv/installed
 
@@ -41,14 +41,19 @@ lint: install
 figures: install
 	$(BIN)/python -m research.draw
 
+# One page of all runs that are kept, in site/report.html.
+report: install
+	for archive in research/runs/*.tar.xz; do \
+	  mkdir -p site/runs/$$(basename $$archive .tar.xz) && tar xf $$archive -C site/runs/$$(basename $$archive .tar.xz); done
+	$(BIN)/klformer report site/runs --analysis research/data --out site/report.html --title "Long Range Arena and sparsity at laptop budgets"
+
 # The docs as a site in site/; a link or a name that leads nowhere is an error.
 docs: install .venv/docs-installed
 	$(BIN)/zensical build --strict
 
-# Tables and figures of the docs, and the report of the runs that are kept with them, made again of their data.
+# Tables and figures of the docs and of research/, made again of their data.
 evidence: figures
 	$(BIN)/python -m research.evidence.pages docs research/pages README.md
-	$(BIN)/python -m research.publish
 
 .venv/docs-installed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

@@ -11,10 +11,6 @@ from typing import Any
 from klformer.errors import ArgumentError
 from klformer.lab.analysis.cells import Row, is_beyond, markdown, paired
 from klformer.lab.analysis.seeds import over_seeds
-from klformer.lab.analysis.variance.command import PAIRS, by_task, correlate
-
-#: What the measures of variance are called in a table.
-_MEASURES = {"rsd": "RSD", "rsd_median": "median of RSD", "agv": "AGV", "pi": "PI"}
 
 
 def means(rows: Sequence[Row], by: Sequence[str], show: Sequence[str], within: Sequence[str] = ()) -> str:
@@ -89,19 +85,6 @@ def differences(
                 cells = (_marked(*cell) for cell in found)
                 lines.append([*_known(known, by), " - ".join(shown), _span(pairs), *cells])
     return markdown([*by, "difference", "pairs", *(heading for heading, _, _ in columns)], lines)
-
-
-def correlations(rows: Sequence[Row], without: Sequence[str]) -> str:
-    """R^2 of the measures of variance over the runs of a task, of all of them and without some attentions."""
-    names = [f"{_MEASURES[a]} and {_MEASURES[b]}" for a, b in PAIRS]
-    kept = [row for row in rows if row["attention"] not in without]
-    lines = []
-    for task in by_task([dict(row) for row in rows]):
-        for words, runs in (("all", rows), (f"without {', '.join(f'`{name}`' for name in without)}", kept)):
-            of_task = [dict(row) for row in runs if row["task"] == task]
-            values = correlate(of_task)[task]
-            lines.append([task, words, str(len(of_task)), *(f"{values[f'{a}-{b}']:.2f}" for a, b in PAIRS)])
-    return markdown(["task", "attentions", "runs", *names], lines)
 
 
 def _headings(show: Sequence[str]) -> dict[str, str]:

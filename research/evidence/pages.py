@@ -41,6 +41,7 @@ from typing import Any
 
 from klformer.errors import ArgumentError, FileError
 from klformer.lab.analysis.cells import Row
+from research.evidence.printed import printed
 from research.evidence.tables import COLUMN_OPTIONS, KINDS
 
 #: Where pages name their data from.
@@ -67,14 +68,17 @@ def render(text: str, root: Path, place: str) -> str:
         kind, files, *words = shlex.split(found["words"])
         if kind == MEASURED:
             return f"{found[1]}\n{_measured(_read(root / files), words, place)}\n{found[3]}"
-        if kind not in KINDS:
-            raise ArgumentError(f"{place}: unknown kind of table {kind!r}; known are {', '.join((*KINDS, MEASURED))}")
+        if kind not in KINDS and ":" not in kind:
+            known = ", ".join((*KINDS, MEASURED))
+            raise ArgumentError(f"{place}: unknown kind of table {kind!r}; known are {known}, and module:function")
         conditions = conditions_of(words)
-        columns = {option: conditions.pop(option) for option in COLUMN_OPTIONS.get(kind, ()) if option in conditions}
+        options = COLUMN_OPTIONS.get(kind, () if kind in KINDS else ("show", "without"))
+        columns = {option: conditions.pop(option) for option in options if option in conditions}
         rows = selected([row for file in files.split(",") for row in _read(root / file)["rows"]], conditions)
         if not rows:
             raise ArgumentError(f"{place}: {files} has no row with {', '.join(words)}")
-        return f"{found[1]}\n{KINDS[kind](rows, **columns)}\n{found[3]}"
+        made = KINDS[kind](rows, **columns) if kind in KINDS else printed(kind, rows, **columns)
+        return f"{found[1]}\n{made}\n{found[3]}"
 
     return _TABLE.sub(table, text)
 

@@ -1,17 +1,13 @@
-"""Tables of the docs that put runs of Long Range Arena beside the paper's numbers.
+"""Tables of pages that put runs of Long Range Arena beside the paper's numbers."""
 
-paper           tasks: the paper's accuracy and ours, their difference, and what a run took
-paper-averages  the tasks of the paper's last column, which is their average
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 import torch
 
 from klformer.attention import AttentionSpec
 from klformer.lab.analysis.cells import Row, markdown, mean_and_error, values_by_attention
-from klformer.lab.report.paper_numbers import LRA, LRA_TASKS, task_title
+from klformer.lab.report.paper_numbers import LRA, task_title
 from klformer.lab.runs.config import build_model, preset
 
 _PAPER = {row.attention: row for row in LRA}
@@ -41,20 +37,3 @@ def beside_the_paper(rows: Sequence[Row]) -> str:
     headings = ["task", "attention", "paper", "here", "seeds", "here - paper", "minutes", "M tokens", "parameters"]
     first = 0 if len({line[0] for line in lines}) > 1 else 1
     return markdown(headings[first:], [line[first:] for line in lines])
-
-
-def averages(rows: Sequence[Row]) -> str:
-    """Return the paper's average over three tasks beside ours, for the attentions that have runs of all three."""
-    of_task: dict[str, dict[str, list[float]]] = {task: {} for task in LRA_TASKS}
-    for row in rows:
-        of_task.setdefault(row["setting"].partition("-")[0], {}).setdefault(row["attention"], []).append(row["value"])
-    names = [name for name in _PAPER if name and all(name in of_task[task] for task in LRA_TASKS)]
-    here = {name: [fmean(of_task[task][name]) for task in LRA_TASKS] for name in names}
-    lines = [
-        [f"`{name}`", *(f"{value:.2f}" for value in (*here[name], fmean(here[name]), _PAPER[name].row_average()))]
-        for name in sorted(names, key=lambda name: -fmean(here[name]))
-    ]
-    return markdown(["attention", *LRA_TASKS, "average", "the paper's"], lines)
-
-
-BESIDE_THE_PAPER: Mapping[str, Callable[..., str]] = {"paper": beside_the_paper, "paper-averages": averages}

@@ -9,13 +9,12 @@
     paired        columns that the page chooses, each the difference of pairs of one seed: by=, show=, of=A minus=B,
                   which are attentions, or what the field between= has; several of each give a row a pair, and
                   across= a field whose values are columns (columns.py)
-    correlations  R^2 of the measures of variance, of all runs and without= some attentions (columns.py)
-    cost          how many runs every setting took, and how long
     fields        the data as it is
 
-    gains, glue and glue-orders, on pretraining, are in glue_tables.py; what commands print is in measurements.py and
-    trial_tables.py, what benchmarks print in efficiency_tables.py, what attacks found in robustness_tables.py, runs
-    beside the paper's in paper_table.py
+    gains         a setting from scratch beside the same from pretrained runs, and the difference of pairs of one seed
+    paper         runs beside the paper's numbers (paper_table.py)
+
+Whatever a command prints is named by the function that prints it (printed.py).
 
 A mean has its standard error over seeds behind it. A difference is bold where it is more than two standard errors, of
 at least three pairs. Nothing else is called better.
@@ -37,13 +36,9 @@ from klformer.lab.analysis.cells import (
     values_by_setting,
 )
 from klformer.lab.analysis.evidence.command import learned_or_frozen
-from research.evidence.columns import correlations, differences, means
-from research.evidence.efficiency_tables import EFFICIENCY
-from research.evidence.glue_tables import gains, glue, glue_orders
-from research.evidence.measurements import MEASUREMENTS
-from research.evidence.paper_table import BESIDE_THE_PAPER
-from research.evidence.robustness_tables import ROBUSTNESS
-from research.evidence.trial_tables import TRIALS
+from klformer.lab.runs.naming import PRETRAINED
+from research.evidence.columns import differences, means
+from research.evidence.paper_table import beside_the_paper
 
 #: What every attention of a table `against` is measured against, beside its own frozen self.
 _REFERENCES = ("softmax", "performer", "linear-elu")
@@ -125,20 +120,18 @@ def _across_settings(rows: Sequence[Row]) -> tuple[list[str], list[tuple[float |
     return ["attention", *(setting.partition(":")[0] for setting in settings)], lines
 
 
-def cost(rows: Sequence[Row]) -> str:
-    """Runs and hours of training by setting, and all of them together: by a clock on the wall, during which the machine
-    may have done other things, and of processors. Where some runs do not know these, those that do are counted."""
-    settings = list(dict.fromkeys(row["setting"] for row in rows))
-    groups = [[row for row in rows if row["setting"] == setting] for setting in settings]
+def gains(rows: Sequence[Row]) -> str:
+    """Runs, one row each, of settings from scratch and from pretrained runs; attentions that have both."""
+    settings = values_by_setting(rows)
     lines = []
-    for name, group in [*zip((setting.partition(":")[0] for setting in settings), groups, strict=True), ("all", rows)]:
-        seconds = [row["train_seconds"] for row in group]
-        known = [row["train_processor_seconds"] for row in group if row.get("train_processor_seconds") is not None]
-        hours = f"{sum(known) / 3600:.1f}" if known else ""
-        if 0 < len(known) < len(group):
-            hours += f" ({len(known)} runs)"
-        lines.append([name, str(len(group)), f"{statistics.median(seconds):.0f}", f"{sum(seconds) / 3600:.1f}", hours])
-    return markdown(["setting", "runs", "seconds a run (median)", "wall hours of training", "processor hours"], lines)
+    for started, tuned in settings.items():
+        setting = started.replace(PRETRAINED, "")
+        scratch = settings.get(setting, {}) if PRETRAINED in started else {}
+        for attention in (name for name in tuned if name in scratch):
+            cells = [mean_and_error(list(found[attention].values())) for found in (scratch, tuned)]
+            gain = paired(tuned[attention], scratch[attention])
+            lines.append([setting, f"`{attention}`", str(gain[2]), *cells, difference(*gain)])
+    return markdown(["setting", "attention", "pairs", "from scratch", "pretrained", "difference"], lines)
 
 
 def all_fields(rows: Sequence[Row]) -> str:
@@ -162,25 +155,14 @@ KINDS: Mapping[str, Callable[..., str]] = {
     "tasks": by_task,
     "means": means,
     "paired": differences,
-    "correlations": correlations,
-    "cost": cost,
     "fields": all_fields,
     "gains": gains,
-    "glue": glue,
-    "glue-orders": glue_orders,
-    **MEASUREMENTS,
-    **EFFICIENCY,
-    **TRIALS,
-    **ROBUSTNESS,
-    **BESIDE_THE_PAPER,
+    "paper": beside_the_paper,
 }
 #: What a kind takes besides its rows.
 COLUMN_OPTIONS: Mapping[str, Sequence[str]] = {
     "means": ("by", "show", "within"),
     "paired": ("by", "show", "of", "minus", "between", "across"),
-    "correlations": ("without",),
-    "attention": ("show", "without"),
-    **dict.fromkeys(EFFICIENCY, ("show",)),
 }
 
 

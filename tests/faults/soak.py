@@ -23,7 +23,13 @@ from klformer.files import write_json  # noqa: E402
 from klformer.lab.environment import describe_environment, typed_command  # noqa: E402
 from klformer.lab.runs.train import train_run  # noqa: E402
 from klformer.lab.training.progress import SilentReporter  # noqa: E402
-from research.evidence.robustness_tables import second_half  # noqa: E402
+
+
+def second_half(rows):
+    """By how many MiB and open files a run has grown since the first moment of its second half."""
+    last = rows[-1]
+    first = next(row for row in rows if 2 * row["step"] > last["step"])
+    return last["resident_mib"] - first["resident_mib"], last["open_files"] - first["open_files"]
 
 
 class Watcher(SilentReporter):

@@ -14,6 +14,8 @@ from klformer.memory import MEBIBYTE
 from research.evidence.keep import keep
 from research.evidence.pages import render
 
+OPERATORS = "klformer.lab.bench.ops:operator_table"
+DECODING = "klformer.lab.bench.decode:decoding_table"
 EMPTY = {"caption": "Nothing.", "environment": {}, "commands": {}, "rows": []}
 
 
@@ -65,39 +67,41 @@ def test_operators_as_the_command_prints_them(table):
         operator("rks causal", ratios={"causal_over_bidirectional": 1.8}),
         operator("rks matrix products") | {"ratios": None},
     ]
-    assert table("operators", rows) == [
+    assert table(OPERATORS, rows) == [
         ["L", "kernel", "ms", "processor ms", "materialised", "kept", "lean floor", "bidirectional"],
         ["1,024", "rks", "28", "28 (27 to 28)", "1.91x", "1.54x", "2.65x", ""],
         ["1,024", "rks causal", "28", "28 (27 to 28)", "", "", "", "1.80x"],
     ]
-    both = table('operators "show=D,L,processor ms"', [operator("prf", head_dim=64), *rows[:1]])
+    both = table(
+        'klformer.lab.bench.ops:operator_table "show=D,L,processor ms"', [operator("prf", head_dim=64), *rows[:1]]
+    )
     assert both == [["D", "L", "processor ms"], ["16", "1,024", "28 (27 to 28)"], ["64", "1,024", "28 (27 to 28)"]]
     weighed = [operator("prf", memory=3 * MEBIBYTE, ratios={"memory_of_materialised": 0.5})]
-    assert table('operators "show=kernel,MiB,of materialised,of result and gradients"', weighed)[1:] == [
-        ["prf", "3", "0.50x", "1.50x"]
-    ]
+    assert table(
+        'klformer.lab.bench.ops:operator_table "show=kernel,MiB,of materialised,of result and gradients"', weighed
+    )[1:] == [["prf", "3", "0.50x", "1.50x"]]
     with pytest.raises(ArgumentError, match="columns must be some of L, kernel, ms, processor ms; got MiB"):
-        table("operators show=kernel,MiB", [operator("prf")])
+        table(f"{OPERATORS} show=kernel,MiB", [operator("prf")])
 
 
 def test_rows_of_the_product(table, kept):
     sizes = ["--heads", "1", "--head-dim", "4", "--value-dim", "4", "--frequencies", "4", "--repeats", "1"]
     rows = kept("bench", "ops", "--lengths", "16", "32", *sizes, "--no-kept", "--no-memory")
-    headings, *lines = table("operators", rows)
+    headings, *lines = table(OPERATORS, rows)
     assert headings[:4] == ["L", "kernel", "ms", "processor ms"]
     assert [line[:2] for line in lines] == [[length, name] for length in ("16", "32") for name in PRODUCTS]
 
 
 def test_few_queries_launches_and_shares(table, kept):
     sizes = ["--keys", "20", "--heads", "1", "--frequencies", "4", "--head-dims", "4", "--repeats", "1"]
-    headings, *lines = table("few-queries", kept("bench", "few-queries", *sizes))
+    headings, *lines = table("benchmarks.few_queries:few_query_table", kept("bench", "few-queries", *sizes))
     assert headings[:3] == ["feature map", "D = E", "queries"]
     assert [line[:3] for line in lines] == [["prf", "4", "1"], ["rks", "4", "1"]]
     rows = kept("bench", "launches", "--length", "64", "--heads", "1", "--head-dim", "4", "--frequencies", "4")
-    assert table("launches", rows)[2] == ["prf", str(rows[1]["launches"])]
+    assert table("benchmarks.launches:launch_table", rows)[2] == ["prf", str(rows[1]["launches"])]
     shares = {"bmm": 0.514, "GELU": 0.0, "copies": 0.004, "calls": 0.482}
     rows = [{"setting": "s", "name": "prf, D=16", "seconds": 0.0161, "shares": shares}]
-    assert table("shares", rows) == [["", "ms", "bmm", "calls"], ["prf, D=16", "16", "51", "48"]]
+    assert table("benchmarks.shares:share_table", rows) == [["", "ms", "bmm", "calls"], ["prf, D=16", "16", "51", "48"]]
 
 
 def test_decoding(table, kept):
@@ -106,13 +110,13 @@ def test_decoding(table, kept):
         | {"processor_microseconds_a_step": spread(162, 162, 162)}
         for name, batch in (("x, prepared", 1), ("x, prepared", 32), ("softmax, preallocated cache, 8", 1))
     ]
-    head, first, second = table("decoding", rows)
+    head, first, second = table(DECODING, rows)
     assert head[-1] == "B=32: processor µs a step"
     assert first == ["x, prepared", "6,150 (6,000 to 7,000)", "162", "6,150 (6,000 to 7,000)", "162"]
     assert second[0] == "softmax, preallocated cache, 8"
     sizes = ["--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--positions", "8", "--steps", "2"]
     measured = kept("bench", "decode", "--attentions", "gmm-prf", "--batch-sizes", "1", "--repeats", "1", *sizes)
-    assert [line[0] for line in table("decoding", measured)[1:]] == [row["name"] for row in measured]
+    assert [line[0] for line in table(DECODING, measured)[1:]] == [row["name"] for row in measured]
 
 
 def test_peers(table, kept, monkeypatch):
@@ -121,7 +125,7 @@ def test_peers(table, kept, monkeypatch):
     sizes = ["--lengths", "13", "--heads", "1", "--head-dim", "4", "--num-frequencies", "4", "--levels", "attention"]
     arguments = ["bench", "peers", "--attentions", "gmm-rks", *sizes, "--no-memory", "--no-kept"]
     rows = kept(*arguments, file="peers.json", target="--out")
-    assert table("peers show=peer,klformer,time,rounds", rows) == [
+    assert table("klformer.lab.bench.peers:peer_table show=peer,klformer,time,rounds", rows) == [
         ["peer", "klformer", "time", "rounds"],
         ["torch scaled_dot_product_attention", "`gmm-rks`", "2.00 (1.00 to 3.00)", "3"],
         ["gmm-rks, features materialised", "`gmm-rks`", "1.00 (0.50 to 2.00)", "3"],
@@ -137,7 +141,7 @@ def test_models(table, kept, monkeypatch):
     monkeypatch.setattr(model, "measure_in_own_process", step)
     arguments = ["--tasks", "image", "--lengths", "--device", "cpu", "--attentions", "softmax", "local"]
     rows = kept("bench", "model", *arguments, file="model.json", target="--out")
-    assert table("models", rows) == [
+    assert table("klformer.lab.bench.model.output:speed_table", rows) == [
         ["attention", "steps / s", "processor s a step", "relative to softmax", "relative, processor", "MiB"],
         ["`softmax`", "4", "0.5", "1.00", "1.00", "3"],
         ["`local`", "not run (killed)", "", "", "", ""],
@@ -146,29 +150,18 @@ def test_models(table, kept, monkeypatch):
 
 def test_profile(table, kept):
     row = {"attention": "softmax", "seconds": 3.764, "attention_seconds": 2.67, "peak_bytes": 409.2 * MEBIBYTE}
-    assert table("profile", [row]) == [
+    assert table("research.evidence.printed:profiles", [row]) == [
         ["attention", "a step", "of it in the attention product", "MiB above the model"],
         ["`softmax`", "3.76 s", "71%", "409"],
     ]
     tasks = [row | {"task": task} for task in ("text", "image")]
-    assert [line[:2] for line in table("profile", tasks)] == [
+    assert [line[:2] for line in table("research.evidence.printed:profiles", tasks)] == [
         ["task", "attention"],
         ["text", "`softmax`"],
         ["image", "`softmax`"],
     ]
     rows = kept("profile", "--task", "sparsity", "--preset", "laptop", "--batch-size", "1", "--attention", "linear-elu")
-    assert table("profile", rows)[1][0] == "`linear-elu`"
-
-
-def test_memory_of_whole_attentions(table):
-    rows = [
-        {"name": "x", "length": length, "memory": mebibytes * MEBIBYTE, "result_and_gradients": length * 2**14}
-        for length, mebibytes in ((64, 2), (256, 5))
-    ]
-    assert table('attention show=memory "without=grows as"', rows) == [
-        ["attention", "L=64", "L=256", "growth, 64 to 256", "of result and gradients, longest"],
-        ["`x`", "2", "5", "2.5x", "1.25x"],
-    ]
+    assert table("research.evidence.printed:profiles", rows)[1][0] == "`linear-elu`"
 
 
 def test_kept_memory_is_measured_again(kept, table, monkeypatch):
@@ -183,12 +176,4 @@ def test_kept_memory_is_measured_again(kept, table, monkeypatch):
     sizes = ["--heads", "1", "--head-dim", "4", "--value-dim", "4", "--frequencies", "4", "--repeats", "1"]
     rows = kept("bench", "ops", "--lengths", "16", *sizes, "--no-memory")
     assert again == ["ops"]
-    assert [line[1] for line in table("operators show=kernel,kept", rows)[1:] if line[1]] == ["2.50x"]
-
-
-def test_padding(table):
-    row = {"setting": "s", "task": "listops", "attention": "softmax", "num_batches": 80, "tokens_ratio": 1.634}
-    row |= {"time_ratio": 2.04, "median_time_ratio": 1.9, "largest_difference": 4.7684e-07}
-    headings, cells = table("padding", [row])
-    assert cells == ["`softmax`", "80", "1.63x", "2.04x", "1.90x", "5e-07"]
-    assert headings[2:] == ["tokens", "time", "time, median of the batches", "losses differ by"]
+    assert [line[1] for line in table(f"{OPERATORS} show=kernel,kept", rows)[1:] if line[1]] == ["2.50x"]

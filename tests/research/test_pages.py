@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from klformer.errors import ArgumentError, FileError
-from klformer.lab.analysis.variance.command import correlate
 from research.evidence.pages import render
 from research.mse.command import compare_formulas
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "research/data"
+TIMES = "klformer.lab.bench.attention:length_table"
 ROW = {
     "setting": "a: accuracy, %",
     "attention": "gmm-rks",
@@ -190,70 +190,37 @@ def test_differences_of_pairs_that_a_page_chooses(tmp_path):
         lines_of(f"{words} of=gmm-prf,x minus=gmm-rks", rows, tmp_path)
 
 
-def test_correlations_are_those_of_the_command(tmp_path):
-    rows = rows_of(DATA / "variance.json")
-    lines = lines_of("correlations data.json without=performer", rows, tmp_path)
-    learned = [row for row in rows if row["attention"] != "performer"]
-    cells = [
-        [f"{value:.2f}" for value in found.values()] for runs in (rows, learned) for found in correlate(runs).values()
-    ]
-    assert [line.split(" | ")[3:] for line in lines] == [
-        [*found[:-1], f"{found[-1]} |"] for found in (cells[i] for i in (0, 2, 1, 3))
-    ]
-    assert [line.split(" | ")[:3] for line in lines[:2]] == [
-        ["| text", "all", "21"],
-        ["| text", "without `performer`", "18"],
-    ]
-
-
 def timed(name, length, milliseconds):
     return {"name": name, "length": length, "seconds": {"median": milliseconds / 1000}}
 
 
 def test_times_of_attentions_as_their_benchmark_prints_them(tmp_path):
     rows = [timed("softmax", 64, 1), timed("x", 64, 2), timed("softmax", 256, 16), timed("x", 256, 8)]
-    assert lines_of("attention data.json", rows, tmp_path) == [
+    assert lines_of(f"{TIMES} data.json", rows, tmp_path) == [
         "| `softmax` | 1 | 16 | L^2.00 |  | 1.0x |",
         "| `x` | 2 | 8 | L^1.00 | from about 128 | 2.0x |",
     ]
-    some = lines_of('attention data.json "without=grows as,faster than softmax" length=256', rows, tmp_path)
+    some = lines_of(
+        'klformer.lab.bench.attention:length_table data.json "without=grows as,faster than softmax" length=256',
+        rows,
+        tmp_path,
+    )
     assert some == ["| `softmax` | 16 | 1.0x |", "| `x` | 8 | 2.0x |"]
-    memory = [{"name": "x", "length": 64, "memory": 3 * 2**20, "result_and_gradients": 2**21}]
-    assert lines_of("attention data.json show=memory", memory, tmp_path) == ["| `x` | 3 | 1.50x |"]
 
 
-def test_simulations_and_machines_as_their_commands_print_them(tmp_path):
-    theorem, machines = rows_of(DATA / "theorem3.json"), rows_of(DATA / "turing.json")
-    cases = [row for row in theorem if row["setting"] == "cases"]
-    for line, row in zip(lines_of("mse-formulas data.json", cases, tmp_path), compare_formulas(cases), strict=True):
+def test_simulations_as_their_command_prints_them(tmp_path):
+    cases = [row for row in rows_of(DATA / "theorem3.json") if row["setting"] == "cases"]
+    lines = lines_of("research.mse.command:compare_formulas data.json", cases, tmp_path)
+    for line, row in zip(lines, compare_formulas(cases), strict=True):
         assert line.startswith(f"| {row['map']} | {row['formula']} | {row['cases']} | {row['within 2 s.e.']} |")
-    beaver = lines_of('turing data.json "machine=busy beaver 3"', machines, tmp_path)
-    assert [line.split(" | ")[-3:] for line in beaver] == [
-        ["2^-9", "no (2 of 22)", "no (2 of 22) |"],
-        ["2^-1", "16, T = 2^-3", "256, T = 2^-1 |"],
-    ]
-    assert lines_of("turing-scaling data.json setting=scaling steps=8", machines, tmp_path) == [
-        "| appendix | 8 | 2^-7 | not up to 16384 |",
-        "| telescoping | 8 | 2^-1 | 4 |",
-    ]
-
-
-def test_what_the_runs_took(tmp_path):
-    rows = [row | {"train_seconds": 1800.0} for row in [*runs("a: %", "x", 1, 2), *runs("b: %", "x", 1)]]
-    rows[0]["train_processor_seconds"], rows[1]["train_processor_seconds"] = 1500.0, 1740.0
-    (tmp_path / "data.json").write_text(json.dumps({"rows": rows}))
-    page = "<!-- table cost data.json -->\n<!-- /table -->\n"
-    assert [line for line in render(page, tmp_path, "page").splitlines() if line.startswith("|")][2:] == [
-        "| a | 2 | 1800 | 1.0 | 0.9 |",
-        "| b | 1 | 1800 | 0.5 |  |",
-        "| all | 3 | 1800 | 1.5 | 0.9 (2 runs) |",
-    ]
 
 
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
         ("pie data.json", ArgumentError, "page: unknown kind of table 'pie'; known are learned"),
+        ("os:remove data.json", ArgumentError, "must be in one of klformer, benchmarks, research; got os:remove"),
+        ("klformer:pie data.json", ArgumentError, "there is no function klformer:pie"),
         ("learned data.json draw=never", ArgumentError, "page: data.json has no row with draw=never"),
         ("learned gone.json", FileError, "gone.json can't be read as data of a table"),
     ],

@@ -22,7 +22,7 @@ from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.naming import setting_name
 from klformer.lab.runs.train import train_run
 from klformer.lab.training.progress import SilentReporter
-from research.evidence.glue_tables import gains, glue, glue_orders
+from research.evidence.tables import gains
 from research.pretraining.command import PretrainingAnalysis
 from research.pretraining.command import run as analyse_pretraining
 
@@ -272,27 +272,6 @@ def test_gains_are_paired_by_seed_and_marked_only_where_they_are_more_than_chanc
     assert table.splitlines() == [heading, "|---|---|---|---|---|---|", row]
     assert "+9.50" in gains([*scratch[:2], *tuned[:2]])
     assert "**" not in gains([*scratch[:2], *tuned[:2]])
-
-
-def test_a_models_numbers_are_above_the_papers():
-    rows = [glue_row("sst2", "softmax", seed, 80.0) for seed in range(2)]
-    rows += [glue_row("stsb", "softmax", 0, 30.0, metric="pearson"), glue_row("sst2", "performer", 0, 70.0)]
-    assert glue(rows).splitlines()[2:] == [
-        "| `softmax` | 80.00 +- 0.00 (2) | 30.00 (1) |",
-        "| paper | 81 |  |",
-        "| `performer` | 70.00 (1) | - |",
-    ]
-
-
-def test_orders_are_compared_by_rank():
-    values = {"softmax": 3.0, "fastfood-rks": 4.0, "gmm-rks": 1.0, "performer": 9.0}
-    rows = [glue_row("sst2", name, 0, value) for name, value in values.items()]
-    # The paper has 81, 83 and 80, and nothing for performer.
-    first, average = glue_orders(rows).splitlines()[2:]
-    assert first == "| sst2 accuracy | 3 | +1.00 | `fastfood-rks` | `fastfood-rks` |"
-    assert average.startswith("| mean of all | 3 | +1.00 |")
-    with pytest.raises(ArgumentError, match="an order is of 3 models"):
-        glue_orders(rows[:2])
 
 
 def test_pretrained_runs_beside_the_frequency_of_tokens(tmp_path, capsys, monkeypatch):
