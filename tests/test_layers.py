@@ -90,7 +90,7 @@ BUDGETS = {
     "klformer/lab/tasks": 4_592,
     "klformer/lab/tokens": 453,
     "klformer/lab/training": 3_020,
-    "research": 4_180,
+    "research": 4_175,
     "benchmarks": 740,
 }
 

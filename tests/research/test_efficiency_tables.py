@@ -167,13 +167,13 @@ def test_profile(table, kept):
 def test_kept_memory_is_measured_again(kept, table, monkeypatch):
     again = []
 
-    def report(benchmark, options):
-        again.append(benchmark)
+    def measured(run, options):
+        again.append(run.__module__)
         ratios = {"seconds": 1.0, "processor": spread(1, 1, 1), "ratios": {"materialised_over_ours": 2.5}}
-        return {"results": [{"name": "prf", "length": 16, "frequencies": 4} | ratios]}
+        return [{"name": "prf", "length": 16, "frequencies": 4} | ratios]
 
-    monkeypatch.setattr("klformer.lab.bench.ops.measured_with_kept_memory", report)
+    monkeypatch.setattr("klformer.lab.bench.ops.with_kept_memory", measured)
     sizes = ["--heads", "1", "--head-dim", "4", "--value-dim", "4", "--frequencies", "4", "--repeats", "1"]
     rows = kept("bench", "ops", "--lengths", "16", *sizes, "--no-memory")
-    assert again == ["ops"]
+    assert again == ["klformer.lab.bench.ops"]
     assert [line[1] for line in table(f"{OPERATORS} show=kernel,kept", rows)[1:] if line[1]] == ["2.50x"]
