@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import benchmarks  # noqa: F401
 from klformer.errors import ArgumentError
 from klformer.lab.bench import peers
 from klformer.lab.bench.model import command as model
