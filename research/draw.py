@@ -71,9 +71,13 @@ def lra() -> Figure:
 def lengths() -> Figure:
     """Validation accuracy on Text of 4,000 bytes against minutes of a processor, also of runs that did not end."""
     figure, axes = plt.subplots(figsize=(WIDE, 4.2), layout="constrained")
-    runs = [row for row in _rows("lengths") if row["setting"].startswith("text-workstation")]
+    runs = [row for row in _rows("lengths") if row["setting"].startswith("text-workstation") and row["seed"] == 0]
     for run, colour in zip(runs, COLOURS, strict=False):
-        curve = [row for row in _of("lengths-curves", run["setting"]) if row["attention"] == run["attention"]]
+        curve = [
+            row
+            for row in _of("lengths-curves", run["setting"])
+            if (row["attention"], row["seed"]) == (run["attention"], run["seed"])
+        ]
         minutes = [row["step"] * run["train_processor_seconds"] / run["steps"] / 60 for row in curve]
         axes.plot(minutes, [row["value"] for row in curve], "o-", color=colour, label=run["attention"])
     axes.set(xlabel="minutes of a processor", ylabel="accuracy on validation, %", xlim=(0, None))

@@ -21,7 +21,8 @@ stands behind its colon. --before says what was typed before the command, such a
     python -m research.evidence.keep analysis/runs.json research/data/text.json text-laptop \\
       --before "klformer compare --task text --seeds 0 1 2 --attentions softmax gmm-prf"
 
---beside attention leaves rows of attentions that the report does not have where they are: those of earlier runs.
+--beside attention,seed leaves rows of attentions and seeds that the report does not have where they are: those of
+earlier runs.
 
 --of takes the rows of another setting, under the name that is asked for, such as those of a sweep:
 
@@ -81,7 +82,8 @@ def keep(
         setting: What these rows are called in it.
         conditions: What rows must have, by field.
         before: Commands that were typed before the one of the report.
-        beside: A field. Old rows of the setting stay where no new one has the same there; without it, none stays.
+        beside: Fields, with commas between. Old rows of the setting stay where no new one has the same there; without
+            it, none stays.
         of: What the setting is called in the report, if not the same.
 
     Raises:
@@ -137,7 +139,8 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_replaced(old: Mapping[str, Any], new: Sequence[Mapping[str, Any]], beside: str | None) -> bool:
-    return beside is None or old[beside] in [row[beside] for row in new]
+    fields = (beside or "").split(",")
+    return beside is None or any(all(old[field] == row[field] for field in fields) for row in new)
 
 
 def _with(rows: Sequence[Mapping[str, Any]], new: Sequence[Any], *, in_place_of: Sequence[Any]) -> list[Any]:
@@ -175,7 +178,7 @@ def main() -> None:
     parser.add_argument("setting", help="whose rows these are")
     parser.add_argument("conditions", nargs="*", help="field=value, of the rows to take")
     parser.add_argument("--before", action="append", default=[], help="what was typed before, a command each")
-    parser.add_argument("--beside", help="the field by which old rows of the setting stay, such as attention")
+    parser.add_argument("--beside", help="fields by which old rows of the setting stay, such as attention,seed")
     parser.add_argument("--of", help="what the setting is called in the report, if not the same")
     options = parser.parse_args()
     report = together([read_json(Path(name)) for name in options.report.split(",")])
