@@ -44,7 +44,7 @@ class Compare(Settings):
     """Trainings side by side, each in a process of its own with one thread."""
 
 
-def run(options: Compare) -> None:
+def compare_attentions(options: Compare) -> None:
     """Do the runs that are not done, and print the table."""
     if not options.attentions or not options.seeds:
         raise ArgumentError("give at least one attention and one seed")
@@ -73,4 +73,4 @@ def run(options: Compare) -> None:
     console.print(f"runs and {name} are in {out}", highlight=False)
 
 
-COMMAND = Command(partial(read_settings, Compare), run)
+COMMAND = Command(partial(read_settings, Compare), compare_attentions)

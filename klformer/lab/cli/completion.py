@@ -48,7 +48,7 @@ complete -o default -F _klformer klformer
 """
 
 
-def run(options: Completion) -> None:
+def print_completion(options: Completion) -> None:
     """Print the script."""
     from klformer.lab.cli.main import COMMANDS
 
@@ -84,4 +84,4 @@ def _words(name: str) -> list[str]:
     return [*re.findall(below, text, re.M), *re.findall(r"^  (?:-h, )?(--[\w.-]+)", text, re.M)]
 
 
-COMMAND = plain_command(Completion, run)
+COMMAND = plain_command(Completion, print_completion)

@@ -135,10 +135,10 @@ class Curves:
     """Title of the figure."""
 
 
-def run(options: Curves) -> None:
+def draw_figure(options: Curves) -> None:
     """Draw, and say where the figure is."""
     draw_curves(options.runs, options.out, title=options.title)
     print(f"written to {options.out}")
 
 
-COMMAND = plain_command(Curves, run)
+COMMAND = plain_command(Curves, draw_figure)

@@ -72,7 +72,7 @@ def _without_values(arguments: Sequence[str]) -> Iterator[str]:
             yield part
 
 
-def run(options: list[Data]) -> None:
+def look_at_data(options: list[Data]) -> None:
     """Do what `parse` read."""
     tasks = [build_task(str(command.task), command.data) for command in options]
     if options[0].action == "where":
@@ -115,4 +115,4 @@ def _print_notes(task: Task) -> None:
         print(f"note: {sentence}")
 
 
-COMMAND = Command(parse, run)
+COMMAND = Command(parse, look_at_data)

@@ -242,7 +242,7 @@ class Demo:
     """Steps that each kernel is fitted for."""
 
 
-def run(options: Demo) -> None:
+def show_demo(options: Demo) -> None:
     """Train, convert, print a table and two sentences."""
     with threads(1):  # its products are small
         rows = demonstrate(
@@ -253,4 +253,4 @@ def run(options: Demo) -> None:
     print(f"{SUMMARY} and {FIGURE} (one head's weights before and after) are in {options.out}")
 
 
-COMMAND = plain_command(Demo, run)
+COMMAND = plain_command(Demo, show_demo)

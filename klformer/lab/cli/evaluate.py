@@ -35,7 +35,7 @@ class Evaluate:
     """Where the data is, if not where the run had it."""
 
 
-def run(options: Evaluate) -> None:
+def evaluate_run(options: Evaluate) -> None:
     """Load, evaluate, and say what came out."""
     if options.draws < 1:
         raise ArgumentError(f"draws must be at least 1, got {options.draws}")
@@ -73,4 +73,4 @@ def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> N
     console.print(f"the commonest class alone gives {100 * commonest_share(details):.2f}%", highlight=False)
 
 
-COMMAND = plain_command(Evaluate, run)
+COMMAND = plain_command(Evaluate, evaluate_run)

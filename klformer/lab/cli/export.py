@@ -31,7 +31,7 @@ class Export:
     """Give embeddings the length 1."""
 
 
-def run(options: Export) -> None:
+def export_encoder(options: Export) -> None:
     """Load, export, and say what is there."""
     check_extra("hf", "export", ["transformers"])
     from klformer.conversion.hf.encoder import TextEncoder
@@ -46,4 +46,4 @@ def run(options: Export) -> None:
     print(f"{options.out} has the {type(model).__name__} of {options.folder}, {size:.1f} MiB, for any batch and length")
 
 
-COMMAND = plain_command(Export, run)
+COMMAND = plain_command(Export, export_encoder)

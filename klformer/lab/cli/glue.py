@@ -127,7 +127,7 @@ class Which(NamedTuple):
     seed: int
 
 
-def run(options: Glue) -> None:
+def run_glue(options: Glue) -> None:
     """Do the runs that are not done, and print the table."""
     options.check()
     out = options.out.expanduser()
@@ -272,4 +272,4 @@ def _mean(values: Sequence[float]) -> Cell:
     return Cell(f"{mean:.3f}{deviation}", mean)
 
 
-COMMAND = plain_command(Glue, run)
+COMMAND = plain_command(Glue, run_glue)

@@ -20,7 +20,7 @@ class List:
     """List attentions with their options, tasks and presets."""
 
 
-def run(options: List) -> None:
+def list_all(options: List) -> None:
     """Print two tables, of attentions and of tasks; paragraphs where columns would be a few letters wide."""
     console = make_console(110)
     for title, lines in (("attentions", _attentions()), ("tasks", _tasks())):
@@ -62,4 +62,4 @@ def _describe(preset_name: str, task: str) -> str:
     return f"{preset_name}: {layers}, {length} of {training.batch_size}"
 
 
-COMMAND = plain_command(List, run)
+COMMAND = plain_command(List, list_all)

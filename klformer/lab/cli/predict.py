@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str], prog: str) -> Predict:
     return read_options(Predict, arguments, prog, default=default)
 
 
-def run(options: Predict) -> None:
+def predict_labels(options: Predict) -> None:
     """Predict, and say where the predictions are."""
     if options.draws < 1:
         raise ArgumentError(f"draws must be at least 1, got {options.draws}")
@@ -104,4 +104,4 @@ def _received(folder: Path, data: DataConfig) -> Path:
     return path
 
 
-COMMAND = Command(parse, run)
+COMMAND = Command(parse, predict_labels)

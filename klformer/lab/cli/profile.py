@@ -38,7 +38,7 @@ class Profile:
     """Write all figures to this file."""
 
 
-def run(options: Profile) -> None:
+def profile_model(options: Profile) -> None:
     """Measure and print, and write the figures where they were asked for."""
     if options.padding is not None and options.padding < 1:
         raise ArgumentError(f"padding must be at least 1 batch, got {options.padding}")
@@ -55,4 +55,4 @@ def run(options: Profile) -> None:
     write_report(options.json, describe_machine(), {"results": [row]}, Console())
 
 
-COMMAND = plain_command(Profile, run)
+COMMAND = plain_command(Profile, profile_model)

@@ -33,7 +33,7 @@ class Recommend:
     """Size of queries, keys and values of a head."""
 
 
-def run(options: Recommend) -> None:
+def recommend_attention(options: Recommend) -> None:
     """Print the answer, the reasons, and the table of what it was chosen from."""
     check_count("length", options.length)
     check_count("head_dim", options.head_dim)
@@ -51,4 +51,4 @@ def run(options: Recommend) -> None:
         console.print(f"and {len(rows) - MOST_ROWS} more that fit", highlight=False)
 
 
-COMMAND = plain_command(Recommend, run)
+COMMAND = plain_command(Recommend, recommend_attention)

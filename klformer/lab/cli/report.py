@@ -33,7 +33,7 @@ class Report:
     """Folder with attention.json, model.json or peers.json, as `klformer bench` writes them, or one of these files."""
 
 
-def run(options: Report) -> None:
+def report_runs(options: Report) -> None:
     """Read, draw, write, and say what became of it."""
     if not options.runs and options.analysis is None and options.bench is None:
         raise ArgumentError("give runs, or folders of runs: klformer report runs")
@@ -49,4 +49,4 @@ def run(options: Report) -> None:
         raise RunError(f"{page} is written, and lists what is damaged: {problems}")
 
 
-COMMAND = plain_command(Report, run)
+COMMAND = plain_command(Report, report_runs)

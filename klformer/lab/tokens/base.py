@@ -35,25 +35,14 @@ class Tokens(ABC):
     #: As the command line and JSON name it.
     kind: ClassVar[str]
 
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Number of ids, those that no text has among them."""
-
-    @property
-    @abstractmethod
-    def separator(self) -> int:
-        """The id between the two texts of a pair."""
-
-    @property
-    @abstractmethod
-    def mask(self) -> int:
-        """The id that stands for a hidden token."""
-
-    @property
-    @abstractmethod
-    def specials(self) -> tuple[int, ...]:
-        """Ids that mean no piece of text, such as these two; they are never hidden and never guessed."""
+    #: Number of ids, those that no text has among them.
+    vocab_size: int
+    #: The id between the two texts of a pair.
+    separator: int
+    #: The id that stands for a hidden token.
+    mask: int
+    #: Ids that mean no piece of text, such as these two; they are never hidden and never guessed.
+    specials: tuple[int, ...]
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -75,7 +64,7 @@ class Tokens(ABC):
         """
 
     def encode_within(self, texts: Sequence[str], max_len: int) -> list[Ids]:
-        """The ids of every text, cut at `max_len`.
+        """Encode every text, cut at `max_len`.
 
         Args:
             texts: N of them.
@@ -106,21 +95,9 @@ class Bytes(Tokens):
 
     kind: ClassVar[str] = "bytes"
 
-    @property
-    def vocab_size(self) -> int:
-        return 259
-
-    @property
-    def separator(self) -> int:
-        return 257
-
-    @property
-    def mask(self) -> int:
-        return 258
-
-    @property
-    def specials(self) -> tuple[int, ...]:
-        return (0, 257, 258)
+    vocab_size = 259
+    separator, mask = 257, 258
+    specials = (0, 257, 258)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         # A file in another encoding may hold half of a surrogate pair, which has no UTF-8 of its own.
@@ -135,9 +112,12 @@ class Characters(Tokens):
     separator, 3 the mask."""
 
     kind: ClassVar[str] = "characters"
+    separator, mask = 2, 3
+    specials = (0, 1, 2, 3)
 
     def __init__(self, characters: str) -> None:
         self.characters = characters
+        self.vocab_size = 4 + len(characters)
         self._ids = {character: number for number, character in enumerate(characters, start=4)}
 
     @classmethod
@@ -149,22 +129,6 @@ class Characters(Tokens):
         # Among equals in the order of Unicode: the same texts in another order give the same ids.
         ranked = sorted(counts, key=lambda character: (-counts[character], character))
         return cls("".join(ranked[: vocab_size - 4]))
-
-    @property
-    def vocab_size(self) -> int:
-        return 4 + len(self.characters)
-
-    @property
-    def separator(self) -> int:
-        return 2
-
-    @property
-    def mask(self) -> int:
-        return 3
-
-    @property
-    def specials(self) -> tuple[int, ...]:
-        return (0, 1, 2, 3)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         return [np.array([self._ids.get(character, 1) for character in text], np.int64) for text in texts]

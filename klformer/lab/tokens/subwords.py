@@ -36,9 +36,10 @@ class Subwords(Tokens):
         self._tokenizer, self._ends = tokenizer, ends
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._separator, self._mask = (self._id(name, needed=not ends) for name in (SEPARATOR, MASK))
+        self.separator, self.mask = (self._id(name, needed=not ends) for name in (SEPARATOR, MASK))
         others = [self._id(name, needed=False) for name in (PADDING, UNKNOWN, START)]
-        self._specials = tuple(sorted({number for number in (self._separator, self._mask, *others) if number >= 0}))
+        self.specials = tuple(sorted({number for number in (self.separator, self.mask, *others) if number >= 0}))
+        self.vocab_size = int(tokenizer.get_vocab_size(with_added_tokens=True))
 
     @classmethod
     def learn(cls, texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool) -> "Subwords":
@@ -79,22 +80,6 @@ class Subwords(Tokens):
         model = models.WordPiece(vocabulary, unk_token=UNKNOWN)
         return cls(_bert(model, lowercase=lowercase))
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
-
-    @property
-    def separator(self) -> int:
-        return self._separator
-
-    @property
-    def mask(self) -> int:
-        return self._mask
-
-    @property
-    def specials(self) -> tuple[int, ...]:
-        return self._specials
-
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
@@ -106,7 +91,7 @@ class Subwords(Tokens):
         return self._whole(pairs, max_len) if self._ends else super().encode_pairs(pairs, max_len)
 
     def _whole(self, texts: Sequence[Any], max_len: int) -> list[Ids]:
-        """Texts or pairs of them, cut so that they fit with the tokens around them."""
+        """Encode texts or pairs of them, cut so that they fit with the tokens around them."""
         self._tokenizer.enable_truncation(max_len)
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)

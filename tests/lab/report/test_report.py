@@ -408,7 +408,7 @@ def test_what_is_broken_is_named(tmp_path, file, content, message):
     assert [bool(re.search(message, damaged.problem)) for damaged in collect([tmp_path / "runs"]).damaged] == [True]
     target = tmp_path / "page.html"
     with pytest.raises(RunError, match=message):
-        command.run(Report(runs=(tmp_path / "runs",), out=target))
+        command.report_runs(Report(runs=(tmp_path / "runs",), out=target))
     page = target.read_text()
     damaged = page[page.index('<section id="damaged">') : page.index('<section id="glance">')]
     assert f"<code>{'run' if file in RUN_FILES else file}</code>" in damaged
@@ -428,7 +428,7 @@ def test_a_model_of_transformers_is_no_run_and_replaces_no_page(tmp_path, capsys
 def test_folders_without_a_run_are_left_out_with_a_note(tmp_path, capsys):
     make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
-    command.run(Report(runs=(tmp_path / "empty", tmp_path / "run"), out=tmp_path / "page.html"))
+    command.report_runs(Report(runs=(tmp_path / "empty", tmp_path / "run"), out=tmp_path / "page.html"))
     assert f"note: {tmp_path / 'empty'} holds no run; left out" in capsys.readouterr().out
 
 
@@ -459,11 +459,11 @@ def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="there is no benchmark"):
         collect([], bench=tmp_path / "empty")
     with pytest.raises(ValueError, match="give runs"):
-        command.run(Report(runs=()))
+        command.report_runs(Report(runs=()))
     make_run(tmp_path / "run")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"can't write .*report\.html"):
-        command.run(Report(runs=(tmp_path / "run",), out=tmp_path / "file" / "report.html"))
+        command.report_runs(Report(runs=(tmp_path / "run",), out=tmp_path / "file" / "report.html"))
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
@@ -479,11 +479,11 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
         ("rep.html", r"can't write figures to rep-figures: it is a file"),
     ):
         with pytest.raises(ValueError, match=message):
-            command.run(Report(runs=(run,), out=Path(target)))
+            command.report_runs(Report(runs=(run,), out=Path(target)))
         assert set(out.rglob("*")) == before
     monkeypatch.setattr(page, "draw_memory_by_task", lambda *_: os.open(tmp_path / "nowhere", os.O_RDONLY))
     with pytest.raises(ValueError, match=r"can't write page\.html: No such file"):
-        command.run(Report(runs=(run,), out=Path("page.html")))
+        command.report_runs(Report(runs=(run,), out=Path("page.html")))
     assert set(out.rglob("*")) == before
 
 
