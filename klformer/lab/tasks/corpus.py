@@ -23,7 +23,7 @@ from klformer.lab.tasks.config import DataConfig, Split
 from klformer.lab.tasks.files import entries, first_existing, is_folder, nothing_usable, reading, say
 from klformer.lab.tasks.inputs import TextInputs, inputs_from_json
 from klformer.lab.tasks.own import OwnFiles
-from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
+from klformer.lab.tasks.presets import Preset, language_presets
 from klformer.lab.tokens import Tokens, TokensConfig, make_tokens
 from klformer.lab.training.objective import Objective
 
@@ -60,41 +60,19 @@ class CorpusData(DataConfig):
     """How texts become sequences."""
 
 
-#: The paper's table of hyper-parameters for GLUE; 64 or 128 samples, of which these are the more.
-GLUE_MODEL = {
-    "num_layers": 3, "num_heads": 10, "model_dim": 300, "head_dim": 64, "ffn_dim": 512, "head_hidden_dim": 128,
-    "head_activation": "tanh", "dropout": 0.1, "positions": "sinusoidal", "pooling": "cls",
-}  # fmt: skip
-GLUE_OPTIMISER = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
-#: Small enough for 6,000 steps in a quarter of an hour of one core. With a convolution every token sees its neighbours,
-#: which no linear attention found by itself in 1,200 steps, and softmax only with rotary positions.
-SMALL_MODEL = {
-    "num_layers": 2, "num_heads": 4, "model_dim": 128, "head_dim": 32, "ffn_dim": 256, "head_hidden_dim": 128,
-    "head_activation": "tanh", "dropout": 0.0, "positions": "rotary", "convolution_width": 5, "pooling": "cls",
-}  # fmt: skip
-
-PRESETS: Mapping[str, Preset] = {
-    "paper": {
-        "data": {"max_len": 512, "tokens": {"kind": "wordpiece", "vocab_size": 30_522}},
-        "model": GLUE_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 5e-4, "kernel_weight_decay": None},
-        "schedule": {"kind": "linear", "warmup_steps": 10_000},
-        "training": {"batch_size": 64, "max_epochs": 5},
-        "attention": {ANY: {"num_frequencies": 128, "smoothing": PAPER_SMOOTHING}},
+PRESETS = language_presets(
+    paper={
+        "optimiser": {"learning_rate": 5e-4},
+        "schedule": {"warmup_steps": 10_000},
+        "training": {"max_epochs": 5},
     },
-    "laptop": {
-        "data": {"max_len": 64, "tokens": {"kind": "wordpiece", "vocab_size": 4096}, "validation_limit": 500,
-                 "test_limit": 1000},
-        "model": SMALL_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 8e-3},
-        "schedule": {"kind": "linear", "warmup_steps": 300},
-        "training": {
-            "batch_size": 32, "max_steps": 6_000, "evaluate_every": 1000, "checkpoint_every": 1000, "clip_norm": 1.0,
-            "resample_every": 1, "evaluation_draws": 3, "log_every": 50,
-        },
-        "attention": LAPTOP_ATTENTION,
+    laptop={
+        "data": {"tokens": {"kind": "wordpiece", "vocab_size": 4096}, "validation_limit": 500, "test_limit": 1000},
+        "optimiser": {"learning_rate": 8e-3},
+        "schedule": {"warmup_steps": 300},
+        "training": {"max_steps": 6_000, "evaluate_every": 1000, "checkpoint_every": 1000, "log_every": 50},
     },
-}  # fmt: skip
+)
 
 
 class Corpus(OwnFiles):

@@ -19,11 +19,10 @@ from klformer.errors import DataError
 from klformer.lab.data import Examples
 from klformer.lab.tasks.base import Task
 from klformer.lab.tasks.config import DataConfig, Split
-from klformer.lab.tasks.corpus import GLUE_MODEL, GLUE_OPTIMISER, SMALL_MODEL
 from klformer.lab.tasks.files import first_existing
 from klformer.lab.tasks.inputs import InputKind
 from klformer.lab.tasks.own import RowsTask
-from klformer.lab.tasks.presets import ANY, LAPTOP_ATTENTION, PAPER_SMOOTHING, Preset
+from klformer.lab.tasks.presets import Preset, language_presets
 from klformer.lab.tasks.registry import register_task
 from klformer.lab.tasks.tables import Place, TableFormat, read_table
 from klformer.lab.tasks.targets import Number, TargetKind
@@ -45,27 +44,19 @@ class GlueData(DataConfig):
     """How texts become sequences; those of the pretrained run, if weights are taken from one."""
 
 
-PRESETS: Mapping[str, Preset] = {
-    "paper": {
-        "data": {"max_len": 512, "tokens": {"kind": "wordpiece", "vocab_size": 30_522}},
-        "model": GLUE_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 1e-4, "kernel_weight_decay": None},
-        "schedule": {"kind": "linear", "warmup_fraction": 0.1},
-        "training": {"batch_size": 64, "max_epochs": 10, "evaluate_every": 200, "checkpoint_every": 500},
-        "attention": {ANY: {"num_frequencies": 128, "smoothing": PAPER_SMOOTHING}},
+PRESETS = language_presets(
+    paper={
+        "optimiser": {"learning_rate": 1e-4},
+        "schedule": {"warmup_fraction": 0.1},
+        "training": {"max_epochs": 10, "evaluate_every": 200, "checkpoint_every": 500},
     },
-    "laptop": {
-        "data": {"max_len": 64, "validation_limit": 1000, "test_limit": 2000},
-        "model": SMALL_MODEL,
-        "optimiser": {**GLUE_OPTIMISER, "learning_rate": 3e-3},
-        "schedule": {"kind": "linear", "warmup_fraction": 0.1},
-        "training": {
-            "batch_size": 32, "max_epochs": 5, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 500,
-            "clip_norm": 1.0, "resample_every": 1, "evaluation_draws": 3,
-        },
-        "attention": LAPTOP_ATTENTION,
+    laptop={
+        "data": {"validation_limit": 1000, "test_limit": 2000},
+        "optimiser": {"learning_rate": 3e-3},
+        "schedule": {"warmup_fraction": 0.1},
+        "training": {"max_epochs": 5, "max_steps": 1500, "evaluate_every": 100, "checkpoint_every": 500},
     },
-}  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
