@@ -1,4 +1,4 @@
-"""Cells of tables: means with their errors, paired differences, and what is more than chance."""
+"""Cells of tables: means with their errors, paired differences, and which of them are significant."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -49,13 +49,13 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> tuple[fl
 
 
 def difference(mean: float | None, error: float | None, pairs: int) -> str:
-    """Return a mean difference with its standard error, bold where it is more than chance."""
+    """Return a mean difference with its standard error, bold where it is significant."""
     text = with_spread(mean, error, sign=True)
     return f"**{text}**" if is_beyond(mean, error, pairs) else text
 
 
 def is_beyond(mean: float | None, error: float | None, pairs: int) -> bool:
-    """Return whether a difference is more than chance."""
+    """Return whether a difference is significant."""
     return pairs >= _PAIRS and (error or 0) * _ERRORS < abs(mean or 0)
 
 

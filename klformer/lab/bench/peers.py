@@ -67,7 +67,7 @@ class PeersBench(PeerShape):
     repeats: int = 5
     """Rounds that are counted, after one to warm up."""
     slow_seconds: float = 5.0
-    """Whoever takes longer than this to warm up has fewer rounds."""
+    """What takes longer than this to warm up has fewer rounds."""
     slow_repeats: int = 2
     """Rounds that are counted for those."""
     memory: bool = True

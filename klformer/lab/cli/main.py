@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OtherProcessFailedError:
         raise SystemExit(1) from None
     except BrokenPipeError:
-        # Whoever read the output has left; nothing more can be said, not even by the interpreter at its end.
+        # The reader of the output has left; nothing more can be printed, not even by the interpreter at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:

@@ -46,7 +46,7 @@ class TaskFacts(Config):
     label: str
     """The title with what tells this data from others of the task."""
     chance: float | None
-    """The selecting metric of somebody who guesses."""
+    """The selecting metric of guessing."""
     metric: Metric
     """The one that selects."""
     classes: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ class Task(ABC):
     #: Number of classes; not needed where the task has an `objective` of its own. This and the two sizes of inputs are
     #: the class's, or set in __init__ where they depend on the options.
     num_classes: int
-    #: The selecting metric of somebody who guesses, if that is known.
+    #: The selecting metric of guessing, if that is known.
     chance: ClassVar[float | None] = None
     #: Options of the data; a subclass where the task has some of its own.
     data_config: ClassVar[type[DataConfig]] = DataConfig

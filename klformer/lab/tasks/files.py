@@ -45,7 +45,7 @@ def say(message: str, *, quiet: bool) -> None:
 
 
 MANIFEST = "manifest.json"
-#: A temporary file that nobody has written to for so long (seconds) was left by a process that was killed.
+#: A temporary file without a write for so long (seconds) was left by a process that was killed.
 _ABANDONED = 600
 
 

@@ -1,4 +1,4 @@
-"""Tasks by name. Whoever has a task registers it; nothing else has to know of it."""
+"""Tasks by name. A task registers itself; nothing else names it."""
 
 import inspect
 from typing import TypeVar

@@ -19,7 +19,7 @@ from klformer.files import parse_json
 from klformer.lab.tasks.files import reading
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl")
-#: What may separate fields where nobody says it.
+#: What may separate fields where no delimiter is given.
 DELIMITERS = (",", ";", "\t", "|")
 #: By the first bytes of a file: what they are, and the encoding that they name.
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))

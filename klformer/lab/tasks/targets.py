@@ -44,7 +44,7 @@ class Targets(ABC):
 
     @property
     def guess(self) -> float | None:
-        """The selecting metric of somebody who always guesses the same, if that is known."""
+        """The selecting metric of always predicting the same, if that is known."""
         return None
 
 

@@ -56,7 +56,7 @@ class Checkpoint:
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors as safetensors, for whom the umask says.
 
-    safetensors makes files that nobody else may read; colleagues share folders of runs.
+    safetensors makes files that only their owner may read; colleagues share folders of runs.
     """
     path.touch()
     mode = path.stat().st_mode

@@ -66,7 +66,7 @@ class ParallelConfig(Config):
     one; how far kernels move is not measured then."""
 
     patience: float = Field(45.0, gt=0)
-    """End if another process was not heard of for so many seconds, as after a crash or a cut cable."""
+    """End if another process has sent nothing for so many seconds, as after a crash or a cut cable."""
 
 
 class TrainingConfig(Config):

@@ -1,7 +1,7 @@
 """The record of a run: one JSON object a line, and TensorBoard events.
 
 After a crash, lines beyond the checkpoint that the run goes on from are dropped, so that every step is there once.
-Events are written in the calling thread: torch's own writer has another one, whose errors nobody can catch.
+Events are written in the calling thread: torch's own writer uses another one, whose errors can't be caught.
 """
 
 import json

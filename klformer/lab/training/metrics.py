@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Larger tables are for nobody to read.
+#: Larger tables are too large to read.
 MOST_CLASSES = 50
 BINS = 15
 

@@ -92,7 +92,7 @@ class PositionClassification(OfPositions):
         return int((batch.targets != IGNORED).sum())
 
     def sums(self, outputs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        # IGNORED is no class, so that positions that nobody asked for are never right.
+        # IGNORED is no class, so that positions without a target are never right.
         return {"accuracy": (outputs.argmax(-1) == batch.targets).sum()}
 
     def _kept(self, outputs: Tensor) -> Tensor:
