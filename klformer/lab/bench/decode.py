@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from klformer.attention import attention_capabilities, attention_options, build_attention
 from klformer.errors import ArgumentError
-from klformer.lab.bench.measure import both_times, spread, write_report
+from klformer.lab.bench.measure import Heads, both_times, spread, write_report
 from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, interval
 from klformer.lab.terminal import make_console
@@ -25,7 +25,7 @@ CAPTION = "median (lowest to highest) of rounds; a kernel's step costs the same 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeBench:
+class DecodeBench(Heads):
     """Tokens per second of decoding: prepared (in place), step by step (a new state each), and a softmax cache.
 
     Example: klformer bench decode --attentions gmm-prf gmm-rks --positions 1024 8192 65536
@@ -37,12 +37,6 @@ class DecodeBench:
     """Sequences B that are decoded together."""
     positions: tuple[int, ...] = (1024, 8192, 65536)
     """Tokens that came before; only softmax's time depends on it."""
-    heads: int = 8
-    """Heads H."""
-    head_dim: int = 64
-    """Size D = E of queries, keys and values."""
-    num_frequencies: int = 128
-    """Frequencies R of the kernels."""
     steps: int = 20
     """Steps that a round takes the time of."""
     repeats: int = 5

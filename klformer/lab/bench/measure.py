@@ -40,17 +40,23 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The shape of a problem but for its length; every attention has the same."""
+class Heads:
+    """The sizes of an attention."""
 
-    batch: int = 1
-    """Sequences B."""
     heads: int = 8
     """Heads H."""
     head_dim: int = 64
     """Size D = E of queries, keys and values."""
     num_frequencies: int = 128
     """Frequencies R of the kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Heads):
+    """The shape of a problem but for its length; every attention has the same."""
+
+    batch: int = 1
+    """Sequences B."""
 
     def as_dict(self) -> dict[str, int]:
         """Return the sizes alone, without what a benchmark that is a shape has besides."""

@@ -36,7 +36,7 @@ _WIKI: dict[Split, tuple[str, ...]] = {
 #: Characters from which word pieces are learned; of larger corpora evenly spaced lines.
 _SAMPLE = 64 << 20
 _LINES = 1000
-#: A word that WikiText leaves out, and what stands for it: no piece of any vocabulary, so that it is never to be guessed.
+#: A word that WikiText leaves out, and what stands for it: no piece of any vocabulary, so that it is never guessed.
 _LEFT_OUT, _NOTHING = "<unk>", "\u2610"
 
 
