@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,13 +25,12 @@ from klformer.lab.runs.config import ExperimentConfig
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.train import finished_result, train_run
 from klformer.lab.tasks import build_task
-from klformer.lab.training.metrics import Metric
 from klformer.lab.training.processes import is_distributed, is_main_process
-from klformer.lab.training.progress import Reporter, SilentReporter
+from klformer.lab.training.progress import RelayingReporter, Reporter, SilentReporter, Told
 from klformer.lab.training.signals import STOPPING
 from klformer.plugins import load_plugins
 
-Kind = Literal["say", "start", "step", "finish", "done", "stopped", "refused", "failed"]
+Kind = Told | Literal["done", "stopped", "refused", "failed"]
 
 
 @dataclass(frozen=True)
@@ -203,26 +202,14 @@ def _serve(pipe: Connection) -> None:
             return
 
 
-class _Forwarding(Reporter):
+class _Forwarding(RelayingReporter):
     """Sends what it is told."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def _send(self, kind: Kind, *arguments: Any, **named: Any) -> None:
+    def tell(self, kind: Told, *arguments: Any, **named: Any) -> None:
         self._pipe.send((kind, (arguments, named)))
-
-    def say(self, message: str) -> None:
-        self._send("say", message)
-
-    def start(self, step: int, total_steps: int) -> None:
-        self._send("start", step, total_steps)
-
-    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
-        self._send("step", step, loss=loss, metrics=dict(metrics), tokens_per_second=tokens_per_second)
-
-    def finish(self) -> None:
-        self._send("finish")
 
 
 def train_several(

@@ -3,8 +3,8 @@
 import errno
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -18,6 +18,9 @@ from rich.progress import (
 
 from klformer.lab.terminal import harmless
 from klformer.lab.training.metrics import Metric
+
+#: What a reporter is told: the names of its methods.
+Told = Literal["say", "start", "step", "finish"]
 
 
 class Reporter:
@@ -40,34 +43,37 @@ class SilentReporter(Reporter):
     """Shows nothing."""
 
 
-class AttendedReporter(Reporter):
+class RelayingReporter(Reporter):
+    """Passes on what it is told, by `tell`."""
+
+    def tell(self, kind: Told, *arguments: Any, **named: Any) -> None:
+        """Pass on the call of a method."""
+        raise NotImplementedError
+
+    def say(self, message: str) -> None:
+        self.tell("say", message)
+
+    def start(self, step: int, total_steps: int) -> None:
+        self.tell("start", step, total_steps)
+
+    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
+        self.tell("step", step, loss=loss, metrics=dict(metrics), tokens_per_second=tokens_per_second)
+
+    def finish(self) -> None:
+        self.tell("finish")
+
+
+class AttendedReporter(RelayingReporter):
     """Another reporter, as long as somebody listens: a terminal that is gone or a pipe without a reader ends no run in
-    the middle of a step."""
+    the middle of a step; `left` is called then, and nothing is shown from then on."""
 
     def __init__(self, reporter: Reporter, *, left: Callable[[], None]) -> None:
         self._reporter = reporter
         self._left = left
 
-    def say(self, message: str) -> None:
-        with self._attended():
-            self._reporter.say(message)
-
-    def start(self, step: int, total_steps: int) -> None:
-        with self._attended():
-            self._reporter.start(step, total_steps)
-
-    def step(self, step: int, *, loss: float, metrics: Mapping[Metric, float], tokens_per_second: float) -> None:
-        with self._attended():
-            self._reporter.step(step, loss=loss, metrics=metrics, tokens_per_second=tokens_per_second)
-
-    def finish(self) -> None:
-        with self._attended():
-            self._reporter.finish()
-
-    @contextmanager
-    def _attended(self) -> Iterator[None]:
+    def tell(self, kind: Told, *arguments: Any, **named: Any) -> None:
         try:
-            yield
+            getattr(self._reporter, kind)(*arguments, **named)
         except OSError as error:
             if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
