@@ -133,13 +133,15 @@ class GlueTask(RowsTask):
             )
         path = folder / f"{stem}.tsv"
         written = TableFormat(delimiter="\t", quoted=False, column_names=layout.header)
-        cut: list[int] | None = [] if layout.may_be_cut else None
+        cut: list[int] = []
         for place, fields in read_table(path, (*layout.texts, layout.label), written, cut=cut):
-            if cut is not None and not all(field.strip() for field in fields):
+            if layout.may_be_cut and not all(field.strip() for field in fields):
                 cut.append(place.number)
             else:
                 yield place, fields[:-1], fields[-1]
-        self._left_out[path.name] = len(cut or ())
+        if cut and not layout.may_be_cut:
+            raise Place(path, cut[0]).error("has fewer fields between tabs than the header")
+        self._left_out[path.name] = len(cut)
 
     def _folder(self) -> Path | None:
         name = self.layout.folder
