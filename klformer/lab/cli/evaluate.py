@@ -13,7 +13,7 @@ from klformer.lab.runs.load import load_run
 from klformer.lab.runs.naming import attention_label, describe_score
 from klformer.lab.tables import Column, Table, as_cell, percent, words
 from klformer.lab.terminal import make_console
-from klformer.lab.training.metrics import commonest_share
+from klformer.lab.training.metrics import largest_share
 from klformer.lab.training.processes import is_main_process
 from klformer.lab.training.progress import make_reporter
 
@@ -70,7 +70,7 @@ def _print_classes(names: Sequence[str] | None, details: Mapping[str, Any]) -> N
         f"{100 * details['calibration_error']:.2f}%",
         highlight=False,
     )
-    console.print(f"the commonest class alone gives {100 * commonest_share(details):.2f}%", highlight=False)
+    console.print(f"the most frequent class alone gives {100 * largest_share(details):.2f}%", highlight=False)
 
 
 COMMAND = plain_command(Evaluate, evaluate_run)

@@ -21,7 +21,7 @@ from klformer.lab.runs.init_from import PretrainedRun
 from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
 from klformer.lab.tasks import Split, Task
 from klformer.lab.training.callbacks import Callback, KernelMovement, Milestones
-from klformer.lab.training.metrics import MOST_CLASSES, commonest_share
+from klformer.lab.training.metrics import MOST_CLASSES, largest_share
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.objectives import Classification
 from klformer.lab.training.processes import Layout, make_accelerator, make_layout, on_main_process
@@ -69,16 +69,18 @@ def train_run(config: ExperimentConfig, folder: Path, *, resume: bool, reporter:
             run.write_result(result)
     reporter.say(f"test {describe_score(selecting_metric(result), result['test'])} ({result['protocol']})")
     if "confusion" in result["test"]:
-        reporter.say(f"the commonest class of the test set alone gives {100 * commonest_share(result['test']):.2f}%")
+        reporter.say(f"the most frequent class of the test set alone gives {100 * largest_share(result['test']):.2f}%")
         if is_no_better(result["test"]):
-            reporter.say(f"note: that is not significantly better than the commonest class. {_next_step(config, run)}")
+            reporter.say(
+                f"note: that is not significantly better than the most frequent class. {_next_step(config, run)}"
+            )
     reporter.say(f"results in {folder}")
     return result
 
 
 def is_no_better(test: Mapping[str, Any]) -> bool:
-    """Return whether an accuracy is within two standard errors of the commonest class's, or below."""
-    share = commonest_share(test)
+    """Return whether an accuracy is within two standard errors of the most frequent class's, or below."""
+    share = largest_share(test)
     return bool(test["accuracy"] <= share + 2 * (share * (1 - share) / test["num_examples"]) ** 0.5)
 
 

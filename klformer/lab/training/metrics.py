@@ -51,7 +51,7 @@ class ClassReport:
         }
 
 
-def commonest_share(details: Mapping[str, Any]) -> float:
+def largest_share(details: Mapping[str, Any]) -> float:
     """Return the share of the most frequent class, from `as_dict`: the accuracy of always predicting it."""
     counts = [sum(row) for row in details["confusion"]]
     return max(counts) / sum(counts)

@@ -370,5 +370,5 @@ def test_what_a_result_is_worth_is_said(home, capsys):
     said = run(capsys, "train", "--task=csv", f"--data.train={path}", "--attention=linear-elu", *SMALL)
     assert "note: the test set has only 6 examples: each that is right or wrong counts 16.7 points" in said
     assert "note: test has no example of 1 of 4 classes, such as d" in said
-    assert "note: that is not significantly better than the commonest class. In training it was right in" in said
+    assert "note: that is not significantly better than the most frequent class. In training it was right in" in said
     assert "--model.convolution-width 3" in said

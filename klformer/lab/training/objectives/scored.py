@@ -44,7 +44,7 @@ class Matthews(Classification):
     It is 1 if all is right, 0 for guessing, and -1 if all is wrong.
 
     Examples:
-        Always the commonest answer is often right, and worth nothing:
+        Always giving the most frequent answer is often right, and worth nothing:
 
         >>> import torch
         >>> from klformer.lab.training.objectives import Matthews
