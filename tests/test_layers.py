@@ -70,8 +70,8 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_047,
-    "klformer/lab": 21_016,
+    "klformer": 39_995,
+    "klformer/lab": 20_964,
     "klformer/ops": 6_573,  # without the kernels for GPUs
     "klformer/ops/triton": 880,
     "klformer/kernels": 1_261,
@@ -86,9 +86,9 @@ BUDGETS = {
     "klformer/lab/cli": 2_328,
     "klformer/lab/data": 644,
     "klformer/lab/report": 2_558,
-    "klformer/lab/runs": 2_351,
+    "klformer/lab/runs": 2_340,
     "klformer/lab/tasks": 4_592,
-    "klformer/lab/tokens": 453,
+    "klformer/lab/tokens": 402,
     "klformer/lab/training": 3_020,
     "research": 4_175,
     "benchmarks": 740,
