@@ -87,10 +87,10 @@ BUDGETS = {
     "klformer/lab/data": 644,
     "klformer/lab/report": 2_558,
     "klformer/lab/runs": 2_340,
-    "klformer/lab/tasks": 4_592,
+    "klformer/lab/tasks": 4_596,
     "klformer/lab/tokens": 402,
-    "klformer/lab/training": 3_020,
-    "research": 4_175,
+    "klformer/lab/training": 3_026,
+    "research": 4_172,
     "benchmarks": 740,
 }
 
