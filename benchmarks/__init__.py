@@ -7,5 +7,14 @@ registers them beside `klformer bench ops` and the others that users have.
 
 from klformer.lab.cli.bench import BENCHMARKS
 
-for _name in ("fastfood", "denominators", "few-queries", "operator-shares", "layer-shares", "launches", "kernels"):
+for _name in (
+    "fastfood",
+    "denominators",
+    "few-queries",
+    "operator-shares",
+    "layer-shares",
+    "launches",
+    "kernels",
+    "roofline",
+):
     BENCHMARKS.add(_name, f"benchmarks.{_name.replace('-', '_')}")

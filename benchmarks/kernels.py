@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,46 @@ from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table
 from klformer.lab.terminal import make_console
 
-#: Kernels as they are launched, by name: the function in `klformer/ops/triton/prf.py` and its constants.
-KERNELS: Mapping[str, tuple[str, dict[str, bool]]] = {
-    "envelope": ("envelope_kernel", {"HAS_MASK": True, "HAS_BIAS": True, "SIMPLEX": True}),
-    "states": ("states_kernel", {"GRADIENT": False, "HAS_A": False, "REVERSE": False}),
-    "states, backward": ("states_kernel", {"GRADIENT": True, "HAS_A": True, "REVERSE": True}),
-    "read": ("attend_kernel", {"CAUSAL": False}),
-    "causal": ("attend_kernel", {"CAUSAL": True}),
-    "gradients of queries": ("gradients_kernel", {"KEYS": False, "PAIRS": False, "SIMPLEX": False}),
-    "gradients of keys": ("gradients_kernel", {"KEYS": True, "PAIRS": False, "SIMPLEX": True}),
-    "causal, of queries": ("gradients_kernel", {"KEYS": False, "PAIRS": True, "SIMPLEX": False}),
-    "causal, of keys": ("gradients_kernel", {"KEYS": True, "PAIRS": True, "SIMPLEX": True}),
+_STATES = {"GRADIENT": True, "REVERSE": True}
+#: Kernels as they are launched, by name: the file of `klformer/ops/triton`, the function, and its constants. Those that
+#: are not named here are as in `ALWAYS`.
+KERNELS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "envelope": ("prf", "envelope_kernel", {"SIMPLEX": True}),
+    "prf states": ("prf", "states_kernel", {"HAS_A": False}),
+    "prf states, backward": ("prf", "states_kernel", _STATES),
+    "prf read": ("prf", "attend_kernel", {}),
+    "prf causal": ("prf", "attend_kernel", {"CAUSAL": True}),
+    "prf gradients of queries": ("prf", "gradients_kernel", {}),
+    "prf gradients of keys": ("prf", "gradients_kernel", {"KEYS": True, "SIMPLEX": True}),
+    "prf causal, of queries": ("prf", "gradients_kernel", {"PAIRS": True}),
+    "prf causal, of keys": ("prf", "gradients_kernel", {"KEYS": True, "PAIRS": True, "SIMPLEX": True}),
+    "rks sums": ("rks", "sums_kernel", {"HAS_A": False}),
+    "rks sums, backward": ("rks", "sums_kernel", {"GRADIENT": True}),
+    "rks read": ("rks", "attend_kernel", {}),
+    "rks causal": ("rks", "attend_kernel", {"CAUSAL": True}),
+    "rks gradients of queries": ("rks", "gradients_kernel", {}),
+    "rks gradients of keys": ("rks", "gradients_kernel", {"KEYS": True}),
+    "rks causal, of queries": ("rks", "gradients_kernel", {"PAIRS": True}),
+    "rks causal, of keys": ("rks", "gradients_kernel", {"KEYS": True, "PAIRS": True}),
+    "rks pairs, sums": ("rks", "sums_kernel", {"PARTS": 2, "HAS_A": False}),
+    "rks pairs, read": ("rks", "attend_kernel", {"PARTS": 2}),
+    "rks pairs, causal": ("rks", "attend_kernel", {"CAUSAL": True, "PARTS": 2}),
+    "rks pairs, gradients of queries": ("rks", "gradients_kernel", {"PARTS": 2}),
+    "rks pairs, gradients of keys": ("rks", "gradients_kernel", {"KEYS": True, "PARTS": 2}),
+    "rks pairs, causal, of queries": ("rks", "gradients_kernel", {"PAIRS": True, "PARTS": 2}),
+    "rks pairs, causal, of keys": ("rks", "gradients_kernel", {"KEYS": True, "PAIRS": True, "PARTS": 2}),
+    "near": ("near", "attend_kernel", {}),
+    "near, of queries": ("near", "queries_kernel", {}),
+    "near, of keys": ("near", "keys_kernel", {}),
+}
+#: Constants as they are where much is asked for, and forms that are off.
+ALWAYS: Mapping[str, Any] = {
+    **dict.fromkeys(
+        ("HAS_MASK", "HAS_BIAS", "HAS_A", "HAS_LOG", "HAS_0", "HAS_EXACT", "STORE", "SMOOTH", "HAS_FACTOR", "HAS_FAR"),
+        True,
+    ),
+    **dict.fromkeys(("SIMPLEX", "GRADIENT", "REVERSE", "CAUSAL", "KEYS", "PAIRS"), False),
+    "PARTS": 1,
 }
 #: Devices by name: Triton's backend, the architecture, and the threads of a warp.
 DEVICES = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
@@ -74,28 +104,42 @@ def run(options: KernelsBench) -> None:
 
 def compiled(options: KernelsBench) -> Iterator[dict[str, Any]]:
     """Yield what every kernel takes on every device."""
-    from klformer.ops.triton.launches import Blocks
-
     for device in options.devices:
         for stored in options.types:
-            sizes = (options.head_dim, options.head_dim)
-            blocks = Blocks.of(*sizes, half=stored == "bf16", hip=device.startswith("gfx"))
             for name in options.kernels:
-                yield {"device": device, "type": stored, "kernel": name, **_compile(name, device, stored, blocks)}
+                used = _compile(name, device, stored, options.head_dim)
+                yield {"device": device, "type": stored, "kernel": name, **used}
 
 
-def _compile(name: str, device: str, stored: str, blocks: Any) -> dict[str, int]:
+def _blocks(name: str, device: str, stored: str, head_dim: int) -> Any:
+    """Return the sizes of blocks that a kernel is launched with."""
+    from klformer.ops.triton.launches import Blocks
+    from klformer.ops.triton.near_calls import near_blocks
+
+    (module, function, constants), hip = KERNELS[name], device.startswith("gfx")
+    if module == "near":
+        return near_blocks(head_dim, head_dim, hip=hip)
+    causal, cosines = any(constants.get(x) for x in ("CAUSAL", "PAIRS", "GRADIENT")), module == "rks"
+    blocks = Blocks.of(head_dim, head_dim, half=stored == "bf16", hip=hip, causal=causal, cosines=cosines)
+    if function != "gradients_kernel":
+        return blocks
+    keys, tight = bool(constants.get("KEYS")), constants.get("PAIRS") or constants.get("PARTS") == 2
+    if not cosines:
+        tight = keys and (tight or blocks.precision == "tf32x3")
+    return blocks.for_gradients(keys=keys, tight=bool(tight))
+
+
+def _compile(name: str, device: str, stored: str, head_dim: int) -> dict[str, int]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from klformer.ops.triton import prf
-
-    function, constants = KERNELS[name]
-    kernel = getattr(prf, function)
-    always = {"HAS_MASK", "HAS_BIAS", "HAS_A", "HAS_0", "HAS_EXACT", "STORE"}
-    given: dict[str, Any] = {x: True for x in always if x in kernel.arg_names} | constants
-    given |= {x: value for x, value in blocks.constants.items() if x in kernel.arg_names}
+    (module, function, constants), blocks = KERNELS[name], _blocks(name, device, stored, head_dim)
+    stored = "fp32" if module == "near" else stored
+    kernel = getattr(import_module(f"klformer.ops.triton.{module}"), function)
+    given: dict[str, Any] = {x: value for x, value in ALWAYS.items() if x in kernel.arg_names} | constants
+    known = blocks.constants | {"BM": blocks.tokens, "BN": blocks.tokens}
+    given |= {x: value for x, value in known.items() if x in kernel.arg_names}
     signature, aligned = {}, {}
     for index, argument in enumerate(kernel.arg_names):
         signature[argument] = "constexpr" if argument in given else _type(argument, stored)
@@ -114,7 +158,7 @@ def _type(argument: str, stored: str) -> str:
         return "fp32"
     if argument in ("L", "S", "H", "R", "D", "E") or not argument.isupper():
         return "i32"
-    return f"*{({'LOST': 'i32', 'MASK': 'i1'} | dict.fromkeys(TOKENS, stored)).get(argument, 'fp32')}"
+    return f"*{({'LOST': 'i32', 'MASK': 'i1', 'KEEP': 'i1'} | dict.fromkeys(TOKENS, stored)).get(argument, 'fp32')}"
 
 
 def _of_nvidia(ptx: str, device: str) -> dict[str, int]:

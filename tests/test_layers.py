@@ -70,17 +70,17 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 39_995,
+    "klformer": 40_152,
     "klformer/lab": 20_964,
-    "klformer/ops": 6_573,  # without the kernels for GPUs
-    "klformer/ops/triton": 880,
+    "klformer/ops": 6_706,  # without the kernels for GPUs
+    "klformer/ops/triton": 2_041,
     "klformer/kernels": 1_261,
     "klformer/attention": 3_016,
     "klformer/nn": 228,
     "klformer/models": 1_516,
     "klformer/conversion": 3_632,
     "klformer/distributed": 790,
-    "klformer/testing": 939,
+    "klformer/testing": 963,
     "klformer/lab/analysis": 2_025,
     "klformer/lab/bench": 2_631,
     "klformer/lab/cli": 2_328,
@@ -91,7 +91,7 @@ BUDGETS = {
     "klformer/lab/tokens": 402,
     "klformer/lab/training": 3_026,
     "research": 4_172,
-    "benchmarks": 740,
+    "benchmarks": 991,
 }
 
 

@@ -11,23 +11,31 @@ value is that result.
 Blocks of queries meet the keys in their reach: (block, block + 2 w) scores under a band. A tile is some rows, or some
 tokens of one, that fit a cache; its operands are laid out there, blocks at one distance in memory, so that all of them
 are one matrix product. Scores are made again in backward. They are to base 2, which costs a third of an exponential.
+
+On a GPU kernels in Triton take over (`triton/near.py`), once they have been right there (`self_check.py`).
 """
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.nn.functional import pad
 
 from klformer.checks import check_count
 from klformer.ops.precision import full_precision
 from klformer.ops.shapes import check_key_bias, check_key_mask, check_operands
 from klformer.ops.spectral_product.chunked.memory import borrow
+from klformer.ops.spectral_product.dispatch import SELF_CHECK, asked_for
 from klformer.ops.spectral_product.operands import NO_KEY, kept_keys
 from klformer.ops.transforms import gradients_of, is_derived_again, is_transformed
+from klformer.ops.triton.backend import why_not
 
 #: Queries of a block: the first that is not below half of what they see besides each other, or the last.
 BLOCKS = (16, 32, 64)
@@ -96,10 +104,46 @@ def near_attention(
         operands = [None if x is None else x.to(dtype) for x in given]
         traced = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
         if traced or is_transformed(*operands):
-            out, log_sum = _plain(operands, kept, layout)
+            out, log_sum = attend_plainly(operands, kept, layout)
         else:
-            out, log_sum = _Near.apply(*operands, kept, layout)  # type: ignore[no-untyped-call]
+            out, log_sum = attend(operands, kept, layout, _proven_kernels(*operands[:3]))
     return out.to(q.dtype), log_sum
+
+
+def attend(
+    operands: Sequence[Tensor | None], kept: Tensor | None, layout: "Layout", kernels: ModuleType | None
+) -> Result:
+    """Return results and log-sums of operands in one type, as one node of autograd's graph.
+
+    Args:
+        operands: Queries, keys, values, log-weights, scale, another result and its log-sums.
+        kept: Which keys there are, (B or 1, H or 1, S).
+        layout: Which of them a query sees.
+        kernels: Those for a GPU; None for tiles in plain PyTorch.
+    """
+    return _Near.apply(*operands, kept, layout, kernels)  # type: ignore[no-untyped-call]
+
+
+def _proven_kernels(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> ModuleType | None:
+    """Return the kernels for a GPU where they serve, were right, and nobody asked for plain PyTorch."""
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    if why_not(q, q.dtype, v.shape[3]) is not None or not k.numel() or isinstance(q, FakeTensor):
+        return None
+    if asked_for() in ("chunked", "plain", "reference"):
+        return None
+    if os.environ.get(SELF_CHECK) != "0":
+        from klformer.ops.spectral_product.self_check import near_is_right
+
+        if not near_is_right(q.device):
+            return None
+    return near_kernels()
+
+
+def near_kernels() -> ModuleType:
+    """Import what launches the kernels for a GPU."""
+    return import_module("klformer.ops.triton.near_calls")
 
 
 def merge_results(first: Result, second: Result) -> Result:
@@ -184,7 +228,15 @@ class _Near(torch.autograd.Function):
         far_log_sum: Tensor | None,
         kept: Tensor | None,
         layout: Layout,
+        kernels: ModuleType | None,
     ) -> Result:
+        ctx.layout, ctx.kernels = layout, kernels
+        ctx.set_materialize_grads(False)
+        if kernels is not None:
+            operands = (q, k, v, bias, scale, far, far_log_sum)
+            out, log_sum = kernels.forward(operands, kept, layout)
+            ctx.save_for_backward(*operands, kept, out, log_sum)
+            return out, log_sum
         out, log_sum = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
         for tile in _tiles(_Call(q, k, v, bias, scale, kept, layout)):
             weights = tile.scores()
@@ -203,8 +255,6 @@ class _Near(torch.autograd.Function):
             tile.part(log_sum).copy_(tile.rows(total.log2_().add_(largest)).squeeze(-1))
         log_sum.mul_(LN_2).masked_fill_(log_sum < NO_KEY / 2, -torch.inf)
         ctx.save_for_backward(q, k, v, bias, scale, far, far_log_sum, kept, out, log_sum)
-        ctx.layout = layout
-        ctx.set_materialize_grads(False)
         return out, log_sum
 
     @staticmethod
@@ -212,11 +262,15 @@ class _Near(torch.autograd.Function):
         *operands, kept, out, log_sum = ctx.saved_tensors
         given, needs = (d_out, d_log_sum), ctx.needs_input_grad[:7]
         if all(d is None for d in given):
-            return (None,) * 9
+            return (None,) * 10
         if any(d is not None and is_derived_again(d) for d in given):
-            return *gradients_of(lambda tensors: _plain(tensors, kept, ctx.layout), operands, needs, given), None, None
+            found = gradients_of(lambda tensors: attend_plainly(tensors, kept, ctx.layout), operands, needs, given)
+            return *found, None, None, None
         q, k, v, bias, scale, far, far_log_sum = operands
         d_out = torch.zeros_like(out) if d_out is None else d_out
+        if ctx.kernels is not None:
+            found = ctx.kernels.backward(operands, kept, ctx.layout, (out, log_sum), d_out, d_log_sum)
+            return *found, None, None, None
         room = torch.empty_like if ctx.layout.sees_all(q.shape[2], k.shape[2]) else torch.zeros_like
         d_q, d_k, d_v = torch.empty_like(q), room(k), room(v)
         d_bias = torch.zeros_like(bias) if bias is not None and needs[3] else None
@@ -248,7 +302,7 @@ class _Near(torch.autograd.Function):
                 torch.mul(tile.part(d_out), share, out=tile.part(d_far))
                 slope = torch.mul(tile.part(d_out), tile.part(far), out=here).sum(-1, keepdim=True)
                 tile.part(d_far_log_sum).copy_(slope.add_(by_row).mul_(share).squeeze(-1))
-        return d_q, d_k, d_v, d_bias, d_scale, d_far, d_far_log_sum, None, None
+        return d_q, d_k, d_v, d_bias, d_scale, d_far, d_far_log_sum, None, None, None
 
 
 class _Call(NamedTuple):
@@ -423,8 +477,8 @@ class _Tile:
         target += rows.sum_to_size(target.shape)
 
 
-def _plain(operands: Sequence[Tensor | None], kept: Tensor | None, layout: Layout) -> Result:
-    """Return what `_Near` does, in plain operations: every derivative that torch can take, and any program."""
+def attend_plainly(operands: Sequence[Tensor | None], kept: Tensor | None, layout: Layout) -> Result:
+    """Return what `attend` does, in plain operations: every derivative that torch can take, and any program."""
     q, k, v, bias, scale, far, far_log_sum = operands
     assert q is not None
     assert k is not None

@@ -1,7 +1,8 @@
 """`klformer doctor`: which backends are right on this device, which serve what, and how fast they are. Needs no extra.
 
 Every form of the product (`ops/spectral_product/self_check.py`) is computed by every backend that serves it, and
-compared with the quadratic definition in float64 on the CPU: results, log-sums and gradients.
+compared with the quadratic definition in float64 on the CPU: results, log-sums and gradients. So is attention to
+neighbours: `near` in plain PyTorch, `near triton` its kernels for a GPU.
 """
 
 import argparse
@@ -22,8 +23,19 @@ from klformer.checks import check_count
 from klformer.errors import ArgumentError
 from klformer.files import write_json
 from klformer.ops.feature_maps import FEATURE_MAPS
+from klformer.ops.near import near_kernels
 from klformer.ops.spectral_product import BACKENDS, Backend, Call, SpectralKernel, explain_backends
-from klformer.ops.spectral_product.self_check import FORMS, KERNELS, Finding, check, device_name, installed
+from klformer.ops.spectral_product.self_check import (
+    FORMS,
+    KERNELS,
+    NEAR_FORMS,
+    Finding,
+    check,
+    check_near,
+    device_name,
+    installed,
+)
+from klformer.ops.triton.backend import why_not
 
 #: Precisions of queries, keys and values.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,6 +93,8 @@ def examine(device: torch.device, lengths: Sequence[int] | None = None) -> dict[
     for length in lengths:
         check_count("lengths", length)
     found = {name: list(check(BACKENDS[name], device, dtypes=DTYPES, oracle="reference")) for name in BACKENDS}
+    found["near"] = list(check_near(None, device, dtypes=DTYPES))
+    found["near triton"] = list(_near_kernels(device))
     wrong = {name: [finding.describe() for finding in findings if finding.is_wrong] for name, findings in found.items()}
     wrong = {name: lines for name, lines in wrong.items() if lines}
     return {
@@ -92,13 +106,23 @@ def examine(device: torch.device, lengths: Sequence[int] | None = None) -> dict[
     }
 
 
+def _near_kernels(device: torch.device) -> Iterator[Finding]:
+    """Yield what is found of the kernels for neighbours on a GPU, or why there are none."""
+    reason = why_not(torch.empty(1, 1, 1, 1, device=device), torch.float32, 1)
+    if reason is None:
+        yield from check_near(near_kernels(), device, dtypes=DTYPES)
+    else:
+        yield from (Finding("near", form, dtype, refused=reason) for form in NEAR_FORMS for dtype in DTYPES)
+
+
 def describe(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield a report line by line."""
     about = report["environment"]
     yield f"{about['device']}, {about['system']}, {about['threads']} threads"
     yield ", ".join(f"{name} {about[name] or 'not installed'}" for name in ("klformer", "torch", "triton", "python"))
     yield from ("", "Worst error beside what is allowed; the forms that are served:")
-    yield from _table(["backend", *KERNELS], [[name, *_cells(found)] for name, found in report["backends"].items()])
+    columns = [*KERNELS, "near"]
+    yield from _table(["backend", *columns], [[name, *_cells(x, columns)] for name, x in report["backends"].items()])
     yield from ("", "Not served:")
     for name, found in report["backends"].items():
         for reason in dict.fromkeys(entry["refused"] for entry in found if entry["refused"]):
@@ -147,17 +171,17 @@ def _as_data(finding: Finding) -> dict[str, Any]:
     return finding._asdict() | {"dtype": str(finding.dtype), "wrong": finding.is_wrong}
 
 
-def _cells(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _cells(found: Sequence[Mapping[str, Any]], kernels: Sequence[str]) -> Iterator[str]:
     """Yield for every kernel the worst error in units of what is allowed, and how many of the forms are served."""
-    for kernel in KERNELS:
+    for kernel in kernels:
         served = [entry for entry in found if entry["kernel"] == kernel and not entry["refused"]]
         if not served:
             yield "-"
             continue
-        forms = len({entry["form"] for entry in served})
+        forms, known = len({entry["form"] for entry in served}), NEAR_FORMS if kernel == "near" else FORMS
         wrong = sum(entry["wrong"] for entry in served)
         worst = max(0.0 if entry["failed"] else entry["error"] / entry["allowed"] for entry in served)
-        yield f"WRONG {wrong}/{len(served)}" if wrong else f"ok {worst:.0%} {forms}/{len(FORMS)}"
+        yield (f"WRONG {wrong}/{len(served)}" if wrong else f"ok {worst:.0%} {forms}/{len(known)}")
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import torch
 
 import klformer
 from klformer.lab.cli.main import main
+from klformer.ops import near
 from klformer.ops.spectral_product import BACKENDS, FusedBackend, dispatch, self_check
 from klformer.testing import doctor
 
@@ -118,6 +119,67 @@ def test_a_wrong_backend_is_not_taken_and_told_of_once(mistake, where, recwarn):
             assert served().keys() == {"spoilt"}
 
 
+class NearKernels:
+    """What takes the place of the module that launches kernels for neighbours: plain operations, and one mistake."""
+
+    def __init__(self, mistake=None):
+        self.mistake, self.__file__, self.calls = mistake, near.__file__, 0
+
+    def forward(self, operands, kept, layout):
+        self.calls += 1
+        with torch.no_grad():
+            out, log_sum = near.attend_plainly(operands, kept, layout)
+        return out * (1.01 if self.mistake == "result" else 1), log_sum
+
+    def backward(self, operands, kept, layout, results, d_out, d_log_sum):
+        given = [None if x is None else x.detach().requires_grad_() for x in operands]
+        with torch.enable_grad():
+            found = near.attend_plainly(given, kept, layout)
+        d_results = (d_out, torch.zeros_like(found[1]) if d_log_sum is None else d_log_sum)
+        some = [x for x in given if x is not None]
+        gradients = iter(torch.autograd.grad(found, some, d_results, allow_unused=True))
+        gradients = [None if x is None else next(gradients) for x in given]
+        if self.mistake == "gradient":
+            gradients[1] = gradients[1] * 0.99
+        return gradients
+
+
+def near_served(monkeypatch, kernels):
+    """How often kernels for neighbours are taken in one call, once they were checked."""
+    monkeypatch.setattr(near, "why_not", lambda *given: None)
+    monkeypatch.setattr(near, "near_kernels", lambda: kernels)
+    self_check.near_is_right.cache_clear()
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    klformer.near_attention(q, k, v, window=2)
+    checked = kernels.calls
+    out, _ = klformer.near_attention(q, k, v, window=2)
+    with klformer.use_backend("plain"):
+        torch.testing.assert_close(out, klformer.near_attention(q, k, v, window=2)[0])
+    return kernels.calls - checked
+
+
+def test_kernels_for_neighbours_are_taken_when_they_are_right(monkeypatch, tmp_path):
+    assert near_served(monkeypatch, NearKernels()) == 1
+    (file,) = (tmp_path / "klformer" / "backends").iterdir()
+    assert json.loads(file.read_text()) == {"backend": "triton", "device": "cpu", "map": "near"}
+
+
+@pytest.mark.parametrize("mistake", ["result", "gradient"])
+def test_wrong_kernels_for_neighbours_are_not_taken(mistake, monkeypatch, capsys, tmp_path):
+    with pytest.warns(RuntimeWarning, match=rf"backend 'triton' is wrong on cpu .*near, bidirectional.*{mistake}"):
+        assert near_served(monkeypatch, NearKernels(mistake)) == 0
+    monkeypatch.setattr(doctor, "why_not", lambda *given: None)
+    monkeypatch.setattr(doctor, "near_kernels", lambda: NearKernels(mistake))
+    monkeypatch.setattr(doctor, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(doctor, "BACKENDS", {})
+    with pytest.raises(SystemExit):
+        main(["doctor", "--device", "cpu", "--lengths", "--json", str(tmp_path / "report.json")])
+    assert (
+        f"WRONG: near triton, near, bidirectional, float32: relative error 1.0e-02 ({mistake}"
+        in capsys.readouterr().out
+    )
+
+
 def test_the_check_can_be_switched_off(monkeypatch):
     registered("causal")
     monkeypatch.setenv("KLFORMER_SELF_CHECK", "0")
@@ -166,7 +228,10 @@ def test_the_doctor_tells_of_a_wrong_backend(tmp_path, capsys, monkeypatch):
     assert "WRONG: spoilt, prf, bidirectional, float32: relative error 1.0e-02 (gradient of omega)" in printed
     assert "spoilt: it is for prf" in printed
     assert "By itself klformer takes: chunked for prf" in printed
-    assert "chunked, flash_cpu, flash_half, plain, reference right on this device; the others are not used" in printed
+    assert (
+        "chunked, flash_cpu, flash_half, plain, reference, near right on this device; the others are not used"
+        in printed
+    )
     assert report["auto"]["prf"] == "chunked"
     assert list(report["wrong"]) == ["spoilt"]
     assert {entry["backend"] for entry in report["times"]} == {"softmax", "chunked", "flash_cpu", "flash_half", "plain"}

@@ -236,7 +236,7 @@ def choose_backend(call: Call, name: str = "auto") -> Backend:
     Raises:
         ArgumentError: there is no such backend, or it can't serve the call.
     """
-    chosen = _choose(call, _asked_for_by_context() if name == "auto" else name)
+    chosen = _choose(call, asked_for() if name == "auto" else name)
     if not torch.compiler.is_compiling():
         served = _served.get()
         if served is not None:
@@ -258,7 +258,8 @@ def _choose(call: Call, name: str) -> Backend:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _asked_for_by_context() -> str:
+def asked_for() -> str:
+    """Return the name of the backend that "auto" stands for here."""
     return _asked_for.get() or os.environ.get(VARIABLE, "auto")
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from klformer.errors import FileError
 from klformer.files import write_json
+from klformer.ops import near
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product.dispatch import BACKENDS, Backend
 from klformer.ops.spectral_product.operands import OF_KERNEL, Call, SpectralKernel, Sums, kept_keys
@@ -92,14 +94,34 @@ def is_right(backend: Backend, feature_map: str, device: torch.device) -> bool:
         feature_map: Name of the map whose forms are tried.
         device: Where.
     """
-    sources = _sources(backend)
-    remembered = _memory(backend, feature_map, device, sources)
+    return _is_proven(
+        backend.name, feature_map, device, _sources(backend), partial(check, feature_map=feature_map), backend
+    )
+
+
+@cache
+def near_is_right(device: torch.device) -> bool:
+    """Return whether the kernels for neighbours are right on a device, found out once; with a warning if not.
+
+    Args:
+        device: Where.
+    """
+    kernels = near.near_kernels()
+    sources = sorted(Path(str(kernels.__file__)).parent.glob("*.py"))
+    return _is_proven("triton", "near", device, sources, check_near, kernels)
+
+
+def _is_proven(
+    name: str, what: str, device: torch.device, sources: list[Path], find: Callable[..., Iterator[Finding]], given: Any
+) -> bool:
+    """Return whether nothing that is found is wrong; remembered under sources, if there are any."""
+    remembered = _memory(name, what, device, sources)
     if sources and remembered.exists():
         return True
-    wrong = [finding for finding in check(backend, device, feature_map=feature_map) if finding.is_wrong]
+    wrong = [finding for finding in find(given, device) if finding.is_wrong]
     if wrong:
         warnings.warn(
-            f"backend {backend.name!r} is wrong on {device_name(device)} and is not used there "
+            f"backend {name!r} is wrong on {device_name(device)} and is not used there "
             f"({wrong[0].describe()}); the chunked product computes instead. `klformer doctor` says more",
             RuntimeWarning,
             stacklevel=2,
@@ -107,7 +129,7 @@ def is_right(backend: Backend, feature_map: str, device: torch.device) -> bool:
         return False
     if sources:
         with suppress(FileError):  # where nothing can be written, the next process checks again
-            write_json(remembered, {"backend": backend.name, "device": device_name(device), "map": feature_map})
+            write_json(remembered, {"backend": name, "device": device_name(device), "map": what})
     return True
 
 
@@ -145,6 +167,54 @@ def check(
                     continue
                 expected = _run(BACKENDS[oracle], kernel, compute, dtype, torch.device("cpu"), exact=True)
                 yield found(*_worst(actual, expected, TOLERANCES[dtype]))
+
+
+def check_near(
+    kernels: ModuleType | None, device: torch.device, *, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> Iterator[Finding]:
+    """Yield what is found of attention to neighbours, form by form.
+
+    Args:
+        kernels: Those for a GPU; None for plain PyTorch.
+        device: Where.
+        dtypes: Of queries, keys and values.
+    """
+    for form in NEAR_FORMS:
+        for dtype in dtypes:
+            found = partial(Finding, "near", form, dtype)
+            try:
+                actual = _run_near(form, dtype, device, partial(near.attend, kernels=kernels))
+            except Exception as error:  # whatever it is, it is told and not hidden
+                lines = str(error).strip().splitlines() or [""]
+                yield found(failed=f"{type(error).__name__}: {lines[0]}")
+                continue
+            expected = _run_near(form, dtype, torch.device("cpu"), near.attend_plainly, exact=True)
+            yield found(*_worst(actual, expected, TOLERANCES[dtype]))
+
+
+def _run_near(
+    form: str, dtype: torch.dtype, device: torch.device, attend: Callable[..., Any], *, exact: bool = False
+) -> Results:
+    """Return results and gradients of attention to neighbours, the same numbers everywhere; with `exact` in float64."""
+    causal, before, window = NEAR_FORMS[form]
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokens = (3, HEADS, LENGTH)
+        sizes = {"q": (*tokens[:2], LENGTH - before, DIM), "k": (*tokens, DIM), "v": (*tokens, VALUES)}
+        tensors = {name: torch.randn(size).to(dtype) for name, size in sizes.items()}
+        tensors |= {"key_bias": torch.randn(1, HEADS, LENGTH), "scale": torch.rand(HEADS) + 0.5}
+        tensors["far"], tensors["far_log_sum"] = torch.randn(*sizes["q"][:3], VALUES), torch.randn(sizes["q"][:3])
+        precision = torch.float64 if exact else torch.float32
+        tensors = {name: x.to(device, precision).requires_grad_() for name, x in tensors.items()}
+        mask = torch.ones(3, 1, LENGTH, dtype=torch.bool, device=device)
+        mask[1, :, ::3] = mask[2] = False
+        given = dict(tensors)
+        given["k"], given["v"] = (given[x].masked_fill(~mask.unsqueeze(-1), math.nan) for x in ("k", "v"))
+        layout = near.Layout(window, 0 if causal else window, before)
+        results = dict(zip(("result", "log-sum"), attend(list(given.values()), mask, layout), strict=True))
+        total = sum(_weighted(name, x) for name, x in results.items())
+        found = torch.autograd.grad(cast(Tensor, total), list(tensors.values()))
+    return results | {f"gradient of {name}": x for name, x in zip(tensors, found, strict=True)}
 
 
 def _worst(actual: Results, expected: Results, tolerances: tuple[float, float]) -> tuple[float, float, str]:
@@ -284,6 +354,14 @@ FORMS: Mapping[str, Callable[[_Steps, Call], Results]] = {
 }
 
 
+#: Of attention to neighbours: whether it is causal, keys before the first query, and keys on a side.
+NEAR_FORMS: Mapping[str, tuple[bool, int, int]] = {
+    "bidirectional": (False, 0, 5),
+    "causal": (True, 0, 40),
+    "continued": (True, 30, 7),
+}
+
+
 def device_name(device: torch.device) -> str:
     """Return what a device is called by its maker, or its type."""
     if device.type == "cuda":
@@ -299,10 +377,10 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _memory(backend: Backend, feature_map: str, device: torch.device, sources: list[Path]) -> Path:
+def _memory(name: str, what: str, device: torch.device, sources: list[Path]) -> Path:
     """Return the file that says that a backend is right: its name is made of all that this depends on."""
     about: dict[str, Any] = {name: installed(name) for name in ("klformer", "torch", "triton", "pytorch-triton")}
-    about |= {"cuda": torch.version.cuda, "hip": torch.version.hip, "backend": backend.name, "map": feature_map}
+    about |= {"cuda": torch.version.cuda, "hip": torch.version.hip, "backend": name, "map": what}
     about["device"] = device_name(device)
     about["sources"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

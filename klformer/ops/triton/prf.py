@@ -18,40 +18,10 @@ a loop. Otherwise tiles are kept in registers over the loop, and those run out.
 import triton
 import triton.language as tl
 
-NO_KEY = tl.constexpr(-1e30)
+from klformer.ops.triton.tiles import NO_KEY, load_biases, load_if, load_row, load_tile, store_tile
+
 #: Below this a sum, whose largest term would be 1 were it not for later keys, may have lost terms.
 TINY = tl.constexpr(1e-19)
-
-
-@triton.jit
-def load_tile(pointer, rows, num_rows, stride, columns, num_columns):
-    """(rows, columns) in float32, 0 outside."""
-    inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-    return tl.load(pointer + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
-
-
-@triton.jit
-def load_row(pointer, row, columns, num_columns):
-    """One row as (columns,) in float32, 0 outside."""
-    return tl.load(pointer + row * num_columns + columns, mask=columns < num_columns, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_tile(pointer, rows, num_rows, stride, columns, num_columns, x):
-    inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-    address = pointer + rows[:, None].to(tl.int64) * stride + columns[None, :]
-    tl.store(address, x.to(pointer.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_biases(bias, r, R, HAS_A: tl.constexpr):
-    """a_r, (BR,)."""
-    a = tl.zeros_like(r).to(tl.float32)
-    if HAS_A:
-        a = tl.load(bias + r, mask=r < R, other=0.0)
-    return a
 
 
 @triton.jit
@@ -91,8 +61,9 @@ def envelope_kernel(
 def states_kernel(
     X, Y, BIAS, OUT, D_LOG, OMEGA, A, VALUES_0, WEIGHTS_0, SCALE_0, VALUES, WEIGHTS, SCALE, VALUES_N, WEIGHTS_N,
     SCALE_N, log_r, length, H, R, D, E, chunks, omega_heads, a_heads, x_b, x_h, x_s, y_b, y_h, y_s,
-    GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_A: tl.constexpr, HAS_0: tl.constexpr, STORE: tl.constexpr,
-    REVERSE: tl.constexpr, C: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, PREC: tl.constexpr,
+    GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_A: tl.constexpr, HAS_LOG: tl.constexpr, HAS_0: tl.constexpr,
+    STORE: tl.constexpr, REVERSE: tl.constexpr, C: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """States of keys and values, before each chunk (STORE) and after all. Grid (R / BR, B H).
 
@@ -131,7 +102,7 @@ def states_kernel(
             z = tl.load(BIAS + row * length + j, mask=j < length, other=float("-inf"))
             bias = tl.where(z == float("-inf"), z, -z - log_r)
             out = load_tile(OUT + row * length * E, j, length, E, e, E)
-            weight = tl.load(D_LOG + row * length + j, mask=j < length, other=0.0) - tl.sum(y * out, 1)
+            weight = load_if(D_LOG + row * length, j, length, HAS_LOG) - tl.sum(y * out, 1)
         elif HAS_BIAS:
             bias = tl.load(BIAS + row * length + j, mask=j < length, other=float("-inf"))
         keep = bias != float("-inf")
@@ -277,9 +248,9 @@ def load_z(LOG_SUM, i, L, log_r):
 
 
 @triton.jit
-def load_delta(d_out, OUT, D_LOG, i, L, e, E):
+def load_delta(d_out, OUT, D_LOG, i, L, e, E, HAS_LOG: tl.constexpr):
     """D_i = d_out_i.out_i - d_z_i."""
-    return tl.sum(d_out * load_tile(OUT, i, L, E, e, E), 1) - tl.load(D_LOG + i, mask=i < L, other=0.0)
+    return tl.sum(d_out * load_tile(OUT, i, L, E, e, E), 1) - load_if(D_LOG, i, L, HAS_LOG)
 
 
 @triton.jit
@@ -287,7 +258,8 @@ def gradients_kernel(
     Q, K, V, BIAS, SIMPLEX_LOG, OUT, LOG_SUM, D_OUT, D_LOG, OMEGA, A, VALUES, WEIGHTS, SCALE, LOST, DQ, DK, DV, DBIAS,
     D_OMEGA, coefficient, log_r, L, H, R, D, E, chunks, omega_heads, a_heads, stay, q_b, q_h, q_s, k_b, k_h, k_s, v_b,
     v_h, v_s, g_b, g_h, g_s, KEYS: tl.constexpr, PAIRS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_A: tl.constexpr,
-    SIMPLEX: tl.constexpr, C: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, PREC: tl.constexpr,
+    HAS_LOG: tl.constexpr, SIMPLEX: tl.constexpr, C: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries of a chunk, or of its KEYS and values, and their part of those of omega and a.
 
@@ -326,7 +298,7 @@ def gradients_kernel(
     seen = (i[:, None] >= i[None, :]) & keep[None, :] & attends[:, None]
     if PAIRS or not KEYS:
         d_out = tl.where(attends[:, None], load_tile(D_OUT, i, L, g_s, e, E), 0.0)
-        delta = tl.where(attends, load_delta(d_out, OUT, D_LOG, i, L, e, E), 0.0)
+        delta = tl.where(attends, load_delta(d_out, OUT, D_LOG, i, L, e, E, HAS_LOG), 0.0)
         if PAIRS:
             place = (row * chunks + chunk) * R
             lost = tl.load(LOST + row * chunks + chunk)
