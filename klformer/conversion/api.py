@@ -193,12 +193,9 @@ def _layer_errors(planned: Plan, fitted: Fitted) -> tuple[LayerErrors, ...]:
 
 def _label(spec: AttentionSpec, record: SiteRecord) -> str:
     """An attention as it was asked for, with the window that it got."""
-    window = record.attention.options.get("window")
-    return (
-        AttentionSpec(name=spec.name, options={**spec.options, "window": window}).label()
-        if window
-        else (without_window(spec).label())
-    )
+    if not (window := record.attention.options.get("window")):
+        return without_window(spec).label()
+    return AttentionSpec(name=spec.name, options={**spec.options, "window": window}).label()
 
 
 def _notes(fitted: Fitted) -> tuple[str, ...]:
