@@ -70,7 +70,7 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_152,
+    "klformer": 40_149,
     "klformer/lab": 20_964,
     "klformer/ops": 6_706,  # without the kernels for GPUs
     "klformer/ops/triton": 2_041,
@@ -78,7 +78,7 @@ BUDGETS = {
     "klformer/attention": 3_016,
     "klformer/nn": 228,
     "klformer/models": 1_516,
-    "klformer/conversion": 3_632,
+    "klformer/conversion": 3_629,
     "klformer/distributed": 790,
     "klformer/testing": 963,
     "klformer/lab/analysis": 2_025,
