@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from support import relative_error
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
 import klformer
 from benchmarks.launches import Launches
@@ -17,7 +17,7 @@ from klformer.ops import spectral_product as op
 from klformer.ops.feature_maps import FEATURE_MAPS
 from klformer.ops.spectral_product import BACKENDS, Call, SpectralKernel, Sums, self_check
 from klformer.ops.spectral_product.autograd import empty_results
-from klformer.ops.triton import prf_calls, rks_calls
+from klformer.ops.triton import near_calls, prf_calls, rks_calls
 from klformer.ops.triton.launches import Launcher
 
 CPU = torch.device("cpu")
@@ -220,6 +220,55 @@ def test_half_precision_is_as_that_of_the_product_in_chunks(dtype, feature_map):
         found("reference", torch.float64), found("triton", dtype), found("chunked", dtype), strict=True
     ):
         assert relative_error(actual, expected) < factor * relative_error(chunked, expected) + 1e-4
+
+
+@pytest.fixture
+def accesses(monkeypatch):
+    """Checks that every load and store of a kernel stays in the memory of one tensor; how many there were."""
+    memory, counted = [], [0]
+    launch = sys.modules[Launcher.__module__].launch
+
+    def launched(kernel, grid, *given, **constants):
+        storages = [x.untyped_storage() for x in given if isinstance(x, torch.Tensor)]
+        memory[:] = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
+        launch(kernel, grid, *given, **constants)
+
+    def check(pointers, mask):
+        active = pointers.data[mask.data]
+        if active.size:
+            first, last = int(active.min()), int(active.max())
+            assert any(start <= first and last < stop for start, stop in memory), "outside of all tensors"
+            counted[0] += 1
+
+    def guarded(usual, mask):
+        return lambda self, *given: check(given[0], given[mask]) or usual(self, *given)
+
+    for name, mask in (("create_masked_load", 1), ("create_masked_store", 2)):
+        monkeypatch.setattr(InterpreterBuilder, name, guarded(getattr(InterpreterBuilder, name), mask))
+    for module in (prf_calls, rks_calls, near_calls, sys.modules[Launcher.__module__]):
+        monkeypatch.setattr(module, "launch", launched)
+    return counted
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature_map", ["prf", "rks"])
+def test_nothing_is_read_or_written_outside_of_tensors(feature_map, causal, accesses):
+    given = {"simplex": True} if feature_map == "prf" else {"smoothing": torch.ones(2), "pair_offset": torch.ones(2, 7)}
+    tensors = [torch.randn(1, 2, 19, size, requires_grad=True) for size in (7, 7, 5)]
+    omega = torch.randn(2, 9, 7, requires_grad=True)
+    kernel = SpectralKernel(FEATURE_MAPS[feature_map], omega, frequency_bias=torch.randn(1, 9), **given)
+    out, log_sum = op.attend(kernel, *tensors, causal=causal, backend="triton")
+    (out.sum() + log_sum.sum()).backward()
+    assert accesses[0] > 100
+
+
+def test_neighbours_are_not_read_outside_of_tensors(accesses):
+    q, k, v = (torch.randn(1, 2, 19, size, requires_grad=True) for size in (7, 7, 5))
+    kept = torch.ones(1, 1, 19, dtype=torch.bool)
+    operands = [q, k, v, torch.randn(1, 2, 19), torch.ones(2), torch.randn(1, 2, 19, 5), torch.randn(1, 2, 19)]
+    out, _ = near.attend(operands, kept, near.Layout(4, 4, 0), near.near_kernels())
+    out.sum().backward()
+    assert accesses[0] > 20
 
 
 def test_calls_that_it_does_not_serve_have_a_reason(monkeypatch):
