@@ -43,7 +43,10 @@ PRODUCTS: Mapping[str, tuple[str, bool, str]] = {
 
 @dataclass(frozen=True)
 class LaunchesBench:
-    """Launches of forward and backward of the product on a GPU, counted without one.
+    """Kernels that a GPU would launch for forward and backward of the product, counted without a GPU.
+
+    A launch takes time whatever it computes, and short sequences take little else. Products in plain PyTorch are made
+    of many; flash and Triton are there to have few. No time is measured.
 
     Example: klformer --plugin benchmarks bench launches --length 16384
     """
@@ -82,6 +85,7 @@ def run(options: LaunchesBench) -> None:
     results = [{"name": name, **asdict(sizes), "launches": count_launches(name, sizes)} for name in PRODUCTS]
     title = f"forward + backward, L={options.length:,} H={options.heads} D=E={options.head_dim} R={options.frequencies}"
     replace(launch_table(results), title=title).print(console)
+    console.print("a launch is a kernel that a GPU is told to run: short sequences spend their time on these")
     write_report(options.json, environment, {"options": asdict(options), "results": results}, console)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,11 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 def harmless(text: str) -> str:
     """Write out the control characters of a text, as \\x1b, but for line ends and tabs."""
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def help_width() -> int:
+    """Return how wide help is: 80 columns, or less on a narrow terminal."""
+    return max(40, min(80, get_terminal_size((80, 24)).columns))
 
 
 def make_console(least: int) -> "Console":

@@ -13,6 +13,7 @@ from klformer.checks import suggestion
 from klformer.config import Config, NotAllowedError, describe_problems, reading_flags
 from klformer.errors import ArgumentError
 from klformer.lab.cli.help import help_of, help_topic
+from klformer.lab.terminal import help_width
 from klformer.registry import Registry
 
 Options = TypeVar("Options")
@@ -81,10 +82,11 @@ def group(description: str, modules: Registry[str]) -> Command[Any]:
             command = _command_of(modules[arguments[0]])
             options = command.parse(arguments[1:], f"{prog} {arguments[0]}")
             return lambda: command.run(options)
-        lines = [f"usage: {prog} NAME [OPTIONS]", "", description, f"`{prog} NAME --help` says more.", ""]
+        lines = [f"usage: {prog} NAME [OPTIONS]", "", *wrap(description, help_width())]
+        lines += [f"`{prog} NAME --help` says more.", ""]
         for name in modules:
             what = (_options_of(import_module(modules[name]).run).__doc__ or "").strip().partition("\n\n")[0]
-            lines += wrap(f"  {name:12s} {' '.join(what.split())}", 80, subsequent_indent=" " * 15)
+            lines += wrap(f"  {name:12s} {' '.join(what.split())}", help_width(), subsequent_indent=" " * 15)
         print("\n".join(lines))
         raise SystemExit(0 if arguments else 2)
 

@@ -9,7 +9,8 @@ import numpy as np
 import tyro
 
 from klformer.errors import ArgumentError
-from klformer.lab.cli.command import Command, peek
+from klformer.lab.cli.command import Command, peek, read_options
+from klformer.lab.cli.help import help_topic
 from klformer.lab.data.sequences import IGNORED
 from klformer.lab.runs.config import DEFAULT_PRESET, preset_names, preset_sections
 from klformer.lab.tasks import DataConfig, Task, build_task, task_names
@@ -40,10 +41,12 @@ def parse(arguments: Sequence[str], prog: str) -> list[Data]:
     """Read the command once for every task that it is about, as each has options and defaults of its own."""
     peeked = peek(arguments, task=None, preset=DEFAULT_PRESET)
     if peeked.task is not None:
-        return [tyro.cli(Data, args=arguments, default=_default(peeked.task, peeked.preset), prog=prog)]
+        return [read_options(Data, arguments, prog, default=_default(peeked.task, peeked.preset))]
     having = [task for task in task_names() if peeked.preset in preset_names(task)]
     defaults = [_default(task, peeked.preset) for task in having or task_names()]
     general = Data(action=tyro.MISSING, preset=peeked.preset)
+    if help_topic(arguments) is not None:
+        return [read_options(Data, arguments, prog, default=general)]
     action = tyro.cli(Data, args=arguments, default=general, prog=prog, return_unknown_args=True)[0].action
     if action != "where":
         raise ArgumentError(f"data {action} needs --task; tasks: {', '.join(task_names())}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import tyro
 
-WIDTH = 80
+from klformer.lab.terminal import help_width
+
 #: Commands with more options than this show one group at a time.
 MANY = 40
 
@@ -45,7 +46,7 @@ def help_of(options: type[Any], prog: str, topic: str, **default: Any) -> str:
     for name in shown:
         title = "options" if name == "options" else f"--{name}.*"
         what = " ".join((groups[name].description or "").split())
-        lines += ["", *textwrap.wrap(f"{title}: {what}".rstrip(), WIDTH)]
+        lines += ["", *textwrap.wrap(f"{title}: {what}".rstrip(), help_width())]
         for action in groups[name]._group_actions:
             flags = ", ".join(action.option_strings[:2]) or str(action.dest)
             lines += _option(f"{flags} {action.metavar or ''}".rstrip(), action)
@@ -54,7 +55,7 @@ def help_of(options: type[Any], prog: str, topic: str, **default: Any) -> str:
         for name, group in groups.items():
             if name != "options":
                 names = " ".join(action.option_strings[0].rpartition(".")[2] for action in group._group_actions)
-                lines.append("  " + textwrap.shorten(f"--{name}.* {names}", WIDTH - 2, placeholder=" ..."))
+                lines.append("  " + textwrap.shorten(f"--{name}.* {names}", help_width() - 2, placeholder=" ..."))
         lines += ["", f"{prog} --help GROUP says more of one, --help all of all."]
     return "\n".join(lines) + "\n"
 
@@ -65,7 +66,7 @@ def _option(title: str, action: argparse.Action) -> list[str]:
 
 
 def _wrapped(text: str, first: str, later: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
+    return textwrap.wrap(text, help_width(), initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -75,5 +76,5 @@ def _paragraphs(text: str) -> list[str]:
         if line.startswith("  ") or (lines and line.startswith((" klformer", "klformer ", "torchrun "))):
             lines += _wrapped(line.strip(), "  ", "      ")
         else:
-            lines += textwrap.wrap(line, WIDTH) or ([""] if lines and lines[-1] else [])
+            lines += textwrap.wrap(line, help_width()) or ([""] if lines and lines[-1] else [])
     return lines

@@ -123,9 +123,13 @@ def _read(arguments: Sequence[str]) -> "tuple[Command[Any], Any, str | None] | N
     """Return the command with its options, and the backend; None where everything is said already."""
     plugins, backend, arguments = _split_first(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
+        from klformer.lab.terminal import help_width
+
         lines = []
         for name, entry in COMMANDS.items():
-            lines += wrap(f"  {name:10s} {entry.summary}", 80, subsequent_indent=" " * 13, break_on_hyphens=False)
+            lines += wrap(
+                f"  {name:10s} {entry.summary}", help_width(), subsequent_indent=" " * 13, break_on_hyphens=False
+            )
         print(USAGE.format(commands="\n".join(lines)), end="")
         raise SystemExit(0 if arguments else 2)
     if arguments == ["--version"]:

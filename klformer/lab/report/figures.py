@@ -71,7 +71,7 @@ def draw_curves(artist: Artist, setting: Setting) -> Drawing | None:
         for attention, found in curves.items():
             draw_mean(axes, found, visible(attention), artist.style(attention) | frozen_style(attention))
         if setting.chance is not None:
-            axes.axhline(setting.chance, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), label="guessing")
+            axes.axhline(setting.chance, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), label="commonest answer")
         axes.set_xlabel("training step")
         axes.set_ylabel(f"validation {setting.metric.label}")
         axes.xaxis.set_major_formatter(thousands)

@@ -199,8 +199,11 @@ class Setting:
 
     @property
     def chance(self) -> float | None:
-        """The metric of guessing, scaled."""
-        return None if self.task.chance is None else self.metric.scaled(self.task.chance)
+        """The metric of always saying the commonest class of the test set, or what the task knows of it; scaled."""
+        results = (run.result for run in self.runs if run.result is not None and self.metric == ACCURACY)
+        counts = next(([sum(row) for row in result.confusion] for result in results if result.confusion), [])
+        chance = max(counts) / sum(counts) if sum(counts) else self.task.chance
+        return None if chance is None else self.metric.scaled(chance)
 
     @property
     def paper_task(self) -> str | None:

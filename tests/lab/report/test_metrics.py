@@ -34,7 +34,7 @@ def test_an_unknown_task_is_shown_by_what_it_says_of_itself(tmp_path):
     text = text_of(page_of(tmp_path, tmp_path / "runs"))
     assert "Five kinds of 7 setting A 62.5% best here: gmm-rks:num_frequencies=64" in text
     assert "softmax here: 50.0%" in text
-    assert "guessing: 20.0%" in text
+    assert "the commonest answer alone: 20.0%" in text
 
 
 def test_a_regression_is_ranked_from_the_smallest_and_has_no_percent(tmp_path):
@@ -58,7 +58,7 @@ def test_a_regression_is_ranked_from_the_smallest_and_has_no_percent(tmp_path):
     assert "Mse, memory and speed" in text
     assert "left and large is good" in text
     assert ">validation mse</text>" in page
-    assert "guessing" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert "commonest answer" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
 
 
 def test_seeds_of_a_regression_are_averaged_in_its_unit(tmp_path):
