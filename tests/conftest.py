@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from klformer.lab.tasks import TASKS, register_task
-
 
 @pytest.fixture(autouse=True)
 def _reproducible(monkeypatch):
@@ -14,6 +12,13 @@ def _reproducible(monkeypatch):
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def pytest_runtest_setup(item):
+    """Tests of the library run where only its own packages are installed; what needs others says which."""
+    for marker in item.iter_markers("needs"):
+        for package in marker.args:
+            pytest.importorskip(package, exc_type=ImportError, reason=f"needs {package}")
 
 
 @pytest.fixture
@@ -27,6 +32,8 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def own_tasks(monkeypatch):
     """Registers tasks for one test."""
+    from klformer.lab.tasks import TASKS, register_task  # tests of the library run without the laboratory's packages
+
     monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
 
     def register(*tasks):

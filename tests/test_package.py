@@ -29,6 +29,39 @@ def test_the_library_needs_torch_safetensors_and_pydantic_alone():
     assert printed_by(f"{use}; print([n for n in {MODULES} if n in sys.modules and n != 'numpy'])") == "[]\n"
 
 
+#: One of each thing that the library is for.
+USE = """
+import torch, klformer
+for name in klformer.attention_names():
+    attention = klformer.build_attention(name, num_heads=2, head_dim=8, max_len=16)
+    q, k, v = torch.randn(3, 1, 2, 16, 8, requires_grad=True)
+    attention(q, k, v).sum().backward()
+config = klformer.EncoderConfig(model_dim=16, num_layers=2, num_heads=2, attention="gmm-prf")
+encoder, x = klformer.TransformerEncoder(config).eval(), torch.randn(1, 30, 16)
+streamed = torch.cat(list(encoder.encode_stream(x.split(12, dim=1))), dim=1)
+assert torch.allclose(streamed, encoder(x), atol=1e-4)
+klformer.KernelState.of(k.detach(), v.detach(), None, feature_map="elu").save("state.safetensors")
+klformer.KernelState.load("state.safetensors").read(q)
+softmax = klformer.TransformerEncoder(klformer.EncoderConfig(model_dim=16, num_heads=2, attention="softmax"))
+batches = [{"x": torch.randn(2, 12, 16)} for _ in range(10)]
+settings = klformer.ConversionConfig(steps=2)
+conversion = klformer.convert(softmax, batches, attention="atoms-prf:num_frequencies=8", config=settings)
+print(conversion.certificate.verdict())
+"""
+
+
+def test_the_library_works_without_the_packages_of_the_others(tmp_path):
+    strangers = {*MODULES, "transformers", "sentence_transformers", "onnx", "pandas", "scipy", "hypothesis", "pytest"}
+    strangers -= {"numpy"}  # which safetensors saves tensors of torch with
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({strangers}))")
+    command = [sys.executable, "-W", "ignore", "-c", USE]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert not done.stderr
+    assert "teacher" in done.stdout
+
+
 @pytest.mark.parametrize("start", [["-m", "klformer", "list"], ["-c", "import klformer; klformer.lab"]])
 def test_without_the_extra_one_line_says_how_to_get_it(start, tmp_path):
     blocked = "import sys; sys.modules['rich'] = None"

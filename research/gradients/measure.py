@@ -17,9 +17,9 @@ from torch import Tensor
 from klformer.lab.data import Batch
 from klformer.lab.training.evaluation import evaluating, model_outputs
 from klformer.lab.training.objectives import cross_entropy
+from klformer.lab.training.reuse import first_part_once
 from klformer.lab.training.seeds import generator_for
 from klformer.models import SequenceClassifier
-from klformer.models.reuse import first_part_once
 from klformer.noise import resample
 
 

@@ -8,7 +8,6 @@ import torch
 
 import klformer
 from klformer.kernels.movement import kernel_movement
-from klformer.lab.training.callbacks import KernelMovement
 
 
 def kernel(name, **options):
@@ -51,7 +50,10 @@ def test_a_kernel_without_frequencies_does_not_move():
     assert kernel_movement(elu, elu) is None
 
 
+@pytest.mark.needs("klformer.lab")
 def test_the_callback_measures_every_layer_against_the_start():
+    from klformer.lab.training.callbacks import KernelMovement
+
     layers = torch.nn.ModuleList([kernel("atoms-rks"), kernel("gmm-rks")])
     callback = KernelMovement(layers)
     assert callback.measure() == {"kernel_frequencies_moved": 0.0, "kernel_moved": 0.0}

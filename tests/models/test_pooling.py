@@ -5,9 +5,9 @@ import torch
 from support import small_options
 
 import klformer
+from klformer.lab.training.reuse import first_part_once
 from klformer.models import AttentionSpec, InputShape, ModelConfig, build_classifier
 from klformer.models.pooling import masked_mean
-from klformer.models.reuse import first_part_once
 from klformer.noise import resample
 
 BATCH, LENGTH = 3, 9

@@ -4,14 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
-from conversion_support import ENCODERS, batches
-from run_support import TINY_FLAGS
 
 import klformer
 from klformer import plugins
 from klformer.attention import MultiheadAttention
 from klformer.distributed import sequence_parallel
-from klformer.lab.cli.main import main
 from klformer.ops.spectral_product import BACKENDS, FusedBackend, dispatch
 
 PLUGIN = """
@@ -109,13 +106,18 @@ def doors():
             torch.distributed.destroy_process_group()
 
     def conversion(attention, backend):
+        from conversion_support import ENCODERS, batches
+
         model, attention = ENCODERS["bert"](), attention.replace("gmm", "atoms")
         klformer.convert(model, batches("bert"), attention=attention, steps=2)
 
     return {f.__name__: f for f in (function, mechanism, layer, decoding, stream, parts, conversion)}
 
 
-@pytest.mark.parametrize("door", doors())
+@pytest.mark.parametrize(
+    "door",
+    [pytest.param(door, marks=pytest.mark.needs("transformers") if door == "conversion" else ()) for door in doors()],
+)
 def test_a_backend_from_outside_serves_by_its_priority_and_by_its_name(door, calls):
     def served(attention, backend):
         calls.clear()
@@ -129,7 +131,12 @@ def test_a_backend_from_outside_serves_by_its_priority_and_by_its_name(door, cal
         assert served("gmm-prf:num_frequencies=4", "auto") == {"counted"}
 
 
+@pytest.mark.needs("klformer.lab")
 def test_a_run_takes_the_backend_of_the_command_line(plugin, tmp_path, monkeypatch, capsys):
+    from run_support import TINY_FLAGS
+
+    from klformer.lab.cli.main import main
+
     common = ["train", "--task", "sparsity", "--attention", "gmm-prf:num_frequencies=4", *TINY_FLAGS]
     main(["--plugin", str(plugin), "--backend", "counted", *common, "--out", str(tmp_path), "--name", "run"])
     counted = next(b for name in ("counted",) if (b := BACKENDS[name]))

@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from klformer.attention import AttentionSpec
 from klformer.distributed import average_gradients, parts_of, sequence_parallel
 from klformer.distributed.collectives import ProcessParts
-from klformer.distributed.cost import model_traffic
 from klformer.errors import ArgumentError
 from klformer.lab.bench.measure import write_report
+from klformer.lab.bench.traffic import model_traffic
 from klformer.lab.environment import allocator_variables, describe_machine
 from klformer.lab.tables import Table, number
 from klformer.memory import MEBIBYTE, peak_memory, reset_peak_memory

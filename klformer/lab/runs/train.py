@@ -8,8 +8,6 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 
-from klformer.distributed.sharding import whole_weights
-from klformer.distributed.watch import watching
 from klformer.errors import ArgumentError, FileError, RunError
 from klformer.lab.data import BucketSampler, Examples, padding_report
 from klformer.lab.environment import describe_environment
@@ -19,6 +17,7 @@ from klformer.lab.runs.encoder import EncoderFolder, check_settings
 from klformer.lab.runs.folder import RunFolder
 from klformer.lab.runs.init_from import PretrainedRun
 from klformer.lab.runs.naming import attention_label, describe_score, selecting_metric
+from klformer.lab.runs.watch import watching
 from klformer.lab.tasks import Split, Task
 from klformer.lab.training.callbacks import Callback, KernelMovement, Milestones
 from klformer.lab.training.metrics import MOST_CLASSES, largest_share
@@ -27,6 +26,7 @@ from klformer.lab.training.objectives import Classification
 from klformer.lab.training.processes import Layout, make_accelerator, make_layout, on_main_process
 from klformer.lab.training.progress import Reporter, SilentReporter
 from klformer.lab.training.seeds import derived_seed
+from klformer.lab.training.sharding import whole_weights
 from klformer.lab.training.trainer import Trainer
 from klformer.memory import peak_memory, reset_peak_memory
 

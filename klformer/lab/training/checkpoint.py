@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from klformer.distributed.sharding import placed_like, shared_like, whole
 from klformer.errors import FileError, RunError
 from klformer.files import check_regular, parse_json, sha256, sync, writing
+from klformer.lab.training.sharding import placed_like, shared_like, whole
 
 WEIGHTS, OPTIMISER, MANIFEST = "weights.safetensors", "optimiser.safetensors", "manifest.json"
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from klformer.lab.data import Batch, BucketSampler, Examples, collate
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.processes import Layout, make_layout
+from klformer.lab.training.reuse import first_part_once
 from klformer.lab.training.seeds import generator_for
-from klformer.models.reuse import first_part_once
 from klformer.noise import has_noise, kept_noise, resample
 
 

@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from klformer.distributed.sharding import is_sharded, whole_weights
 from klformer.errors import RunError
 from klformer.lab.training.callbacks import Callback
 from klformer.lab.training.checkpoint import (
@@ -21,6 +20,7 @@ from klformer.lab.training.checkpoint import (
     optimiser_tensors,
     put_weights,
 )
+from klformer.lab.training.sharding import is_sharded, whole_weights
 
 
 @dataclass

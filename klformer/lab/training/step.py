@@ -12,12 +12,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from klformer.distributed.sharding import whole
 from klformer.lab.data import Examples, collate
 from klformer.lab.data.sequences import IntArray
 from klformer.lab.training.config import TrainingConfig
 from klformer.lab.training.objective import Objective
 from klformer.lab.training.processes import Layout, make_layout
+from klformer.lab.training.sharding import whole
 from klformer.lab.training.signals import StopSignal
 
 #: Between two checkpoints so many times as much time passes as one takes.

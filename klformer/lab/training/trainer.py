@@ -14,7 +14,6 @@ from accelerate import Accelerator
 from torch import nn
 
 from klformer.distributed import sequence_parallel
-from klformer.distributed.sharding import shard
 from klformer.errors import ArgumentError, Interrupted, RunError
 from klformer.lab.data import BucketSampler, Examples
 from klformer.lab.data.sequences import IntArray
@@ -29,6 +28,7 @@ from klformer.lab.training.processes import Layout, make_layout
 from klformer.lab.training.progress import AttendedReporter, Reporter
 from klformer.lab.training.saving import Progress, Saver, StepTotals
 from klformer.lab.training.seeds import derived_seed, generator_for
+from klformer.lab.training.sharding import shard
 from klformer.lab.training.signals import StopSignal
 from klformer.lab.training.step import CheckpointClock, NotFinite, Stepper, StepResult
 from klformer.noise import resample
