@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import klformer
-from klformer.lab.cli.main import main
+from klformer.errors import ArgumentError
 from klformer.ops import near
 from klformer.ops.spectral_product import BACKENDS, FusedBackend, dispatch, self_check
 from klformer.testing import doctor
@@ -65,6 +65,10 @@ def registered(mistake=None):
     backend = Spoilt(mistake)
     klformer.register_backend("spoilt", backend)
     return backend
+
+
+def examine(*arguments):
+    doctor.run(doctor.parse(arguments, "klformer doctor"))
 
 
 def served(feature_map="prf"):
@@ -173,7 +177,7 @@ def test_wrong_kernels_for_neighbours_are_not_taken(mistake, monkeypatch, capsys
     monkeypatch.setattr(doctor, "DTYPES", (torch.float32,))
     monkeypatch.setattr(doctor, "BACKENDS", {})
     with pytest.raises(SystemExit):
-        main(["doctor", "--device", "cpu", "--lengths", "--json", str(tmp_path / "report.json")])
+        examine("--device", "cpu", "--lengths", "--json", str(tmp_path / "report.json"))
     assert (
         f"WRONG: near triton, near, bidirectional, float32: relative error 1.0e-02 ({mistake}"
         in capsys.readouterr().out
@@ -222,7 +226,7 @@ def test_the_doctor_tells_of_a_wrong_backend(tmp_path, capsys, monkeypatch):
     registered("gradient")
     monkeypatch.setattr(doctor, "DTYPES", (torch.float32,))
     with pytest.raises(SystemExit) as stop:
-        main(["doctor", "--device", "cpu", "--lengths", "16", "--json", str(tmp_path / "report.json")])
+        examine("--device", "cpu", "--lengths", "16", "--json", str(tmp_path / "report.json"))
     assert stop.value.code == 1
     printed, report = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text())
     assert "WRONG: spoilt, prf, bidirectional, float32: relative error 1.0e-02 (gradient of omega)" in printed
@@ -238,12 +242,10 @@ def test_the_doctor_tells_of_a_wrong_backend(tmp_path, capsys, monkeypatch):
     assert all(entry["ms"] > 0 and entry["length"] == 16 for entry in report["times"])
 
 
-def test_the_doctor_refuses_what_is_not_there(capsys):
+def test_the_doctor_refuses_what_is_not_there():
     for arguments, message in (
         (["--device", "cuda:99"], "device 'cuda:99' can't be used"),
         (["--device", "cpu", "--lengths", "0"], "lengths must be at least 1, got 0"),
     ):
-        with pytest.raises(SystemExit) as stop:
-            main(["doctor", *arguments])
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
+        with pytest.raises(ArgumentError, match=message):
+            examine(*arguments)
