@@ -70,28 +70,28 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_149,
-    "klformer/lab": 20_964,
+    "klformer": 40_168,
+    "klformer/lab": 21_411,
     "klformer/ops": 6_706,  # without the kernels for GPUs
     "klformer/ops/triton": 2_041,
     "klformer/kernels": 1_261,
     "klformer/attention": 3_016,
     "klformer/nn": 228,
-    "klformer/models": 1_516,
+    "klformer/models": 1_455,
     "klformer/conversion": 3_629,
-    "klformer/distributed": 790,
+    "klformer/distributed": 423,
     "klformer/testing": 963,
     "klformer/lab/analysis": 2_025,
-    "klformer/lab/bench": 2_631,
-    "klformer/lab/cli": 2_328,
+    "klformer/lab/bench": 2_689,
+    "klformer/lab/cli": 2_338,
     "klformer/lab/data": 644,
-    "klformer/lab/report": 2_558,
-    "klformer/lab/runs": 2_340,
+    "klformer/lab/report": 2_561,
+    "klformer/lab/runs": 2_579,
     "klformer/lab/tasks": 4_596,
     "klformer/lab/tokens": 402,
-    "klformer/lab/training": 3_026,
+    "klformer/lab/training": 3_157,
     "research": 4_172,
-    "benchmarks": 991,
+    "benchmarks": 995,
 }
 
 
