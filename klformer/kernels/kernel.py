@@ -179,7 +179,9 @@ class Kernel(nn.Module):
             pairs = self.spectrum.paired_frequencies() if self.feature_map.name == "rks" else None
             omega, offset = (self.spectrum.frequencies(), None) if pairs is None else pairs
             weights, scale, who = self.spectrum.log_weights(), self._scale(), type(self.spectrum).__name__
-            num_heads, dim = self.spectrum.num_heads, self.spectrum.head_dim
+            # Of many draws at once there is one in the place of each head.
+            is_whole = isinstance(omega, torch.Tensor) and omega.dim() == 3
+            num_heads, dim = omega.shape[0] if is_whole else self.spectrum.num_heads, self.spectrum.head_dim
             check_shape(f"{who}.frequencies()", omega, num_heads, ("R", dim))
             if pairs is None and weights is not None:
                 check_shape(f"{who}.log_weights()", weights, num_heads, (omega.shape[1],))
