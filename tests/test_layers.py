@@ -70,11 +70,11 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_168,
+    "klformer": 40_170,
     "klformer/lab": 21_411,
     "klformer/ops": 6_706,  # without the kernels for GPUs
     "klformer/ops/triton": 2_041,
-    "klformer/kernels": 1_261,
+    "klformer/kernels": 1_263,
     "klformer/attention": 3_016,
     "klformer/nn": 228,
     "klformer/models": 1_455,
