@@ -15,7 +15,7 @@ from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, interval, number
 from klformer.lab.terminal import make_console
 from klformer.ops.spectral_product import spectral_product
-from klformer.ops.spectral_product.chunked import one_query
+from klformer.ops.spectral_product.chunked import pairs
 
 #: Whether a call is served without a state.
 WAYS: Mapping[str, bool] = {"pairs": True, "state": False}
@@ -63,7 +63,7 @@ def _measure(options: FewQueriesBench, feature_map: str, head_dim: int, keys: in
 
     def taking(way: str) -> Callable[[], None]:
         def step() -> None:
-            with patch.object(one_query, "serves", lambda call: WAYS[way]):
+            with patch.object(pairs, "serves", lambda call: WAYS[way]):
                 torch.autograd.grad(spectral_product(q, k, v, omega, feature_map=feature_map).sum(), [q, k, v])
 
         return step

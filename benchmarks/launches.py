@@ -11,6 +11,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from klformer.lab.bench.measure import write_report
@@ -19,7 +20,7 @@ from klformer.lab.environment import describe_machine
 from klformer.lab.tables import Table, number
 from klformer.lab.terminal import make_console
 from klformer.ops.feature_maps import FEATURE_MAPS
-from klformer.ops.spectral_product import BACKENDS, Call, FusedBackend, SpectralKernel, Sums
+from klformer.ops.spectral_product import BACKENDS, Call, FusedBackend, SpectralKernel
 from klformer.ops.spectral_product.chunked import causal, tiles
 
 #: Operators that compute nothing: views, allocations, and those that only call others.
@@ -100,20 +101,13 @@ def count_launches(name: str, sizes: Sizes) -> int:
     kernel = SpectralKernel(FEATURE_MAPS[feature_map], omega)
     # What depends on numbers is decided as it mostly is: nothing was lost, and chunks are as long as at first.
     with patch.object(causal, "_lost_anything", lambda lost: False), Launches() as launches:
+        call = Call("causal" if is_causal else "product", kernel, q=q, k=k, v=v)
+        outputs = chosen.results(call, keep=True)
+        d_results: list[Tensor | None] = [d_out, None]
         if is_causal:
-            call = Call("causal", kernel, q=q, k=k, v=v)
-            outputs = chosen.forward(call, keep=True)
             outputs[-1] = torch.full(outputs[-1].shape, tiles.GPU_CAUSAL_CHUNK)
-            chosen.backward(call, outputs, [d_out, None, None, None, None], ("q", "k", "v", "omega"))
-        else:
-            absorb = Call("absorb", kernel, k=k, v=v)
-            sums = Sums(*chosen.forward(absorb, keep=True)[:3])
-            read = Call("read", kernel, q=q, sums=sums)
-            d_read = chosen.backward(
-                read, chosen.forward(read, keep=True), [d_out, None], ("q", *Sums._fields, "omega")
-            )
-            d_sums = [*(d_read[name] for name in ("values", "weights")), None]
-            chosen.backward(absorb, [*sums], d_sums, ("k", "v", "omega"))
+            d_results += [None] * 3
+        chosen.gradients(call, outputs, d_results, ("q", "k", "v", "omega"))
     return launches.by_name.total()
 
 

@@ -70,19 +70,19 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_170,
-    "klformer/lab": 21_411,
-    "klformer/ops": 6_706,  # without the kernels for GPUs
+    "klformer": 40_516,
+    "klformer/lab": 21_425,
+    "klformer/ops": 7_003,  # without the kernels for GPUs
     "klformer/ops/triton": 2_041,
     "klformer/kernels": 1_263,
-    "klformer/attention": 3_016,
+    "klformer/attention": 3_051,
     "klformer/nn": 228,
     "klformer/models": 1_455,
     "klformer/conversion": 3_629,
     "klformer/distributed": 423,
     "klformer/testing": 963,
-    "klformer/lab/analysis": 2_025,
-    "klformer/lab/bench": 2_689,
+    "klformer/lab/analysis": 2_035,
+    "klformer/lab/bench": 2_693,
     "klformer/lab/cli": 2_338,
     "klformer/lab/data": 644,
     "klformer/lab/report": 2_561,

@@ -25,9 +25,9 @@ from klformer.errors import ArgumentError, ArgumentTypeError
 from klformer.ops.near import near_attention
 from klformer.ops.precision import full_precision
 from klformer.ops.shapes import check_key_bias
-from klformer.ops.spectral_product import SpectralKernel, absorb, attend, causal, kept_keys, read
+from klformer.ops.spectral_product import Call, SpectralKernel, absorb, attend, causal, kept_keys, read
 from klformer.ops.spectral_product.decoding import DecodingState
-from klformer.ops.spectral_product.operands import NO_KEY
+from klformer.ops.spectral_product.operands import NO_KEY, Step
 from klformer.ops.spectral_product.parts import PartProduct, Parts, beyond_the_ends
 from klformer.ops.spectral_product.state import KernelState
 
@@ -146,27 +146,36 @@ class SpectralAttention(AttentionMechanism):
             return self.finish(self.begin(k, v, key_mask=key_mask, key_bias=key_bias, causal=causal), q)
         present, mask = self.present(), kept_keys(key_mask, key_bias)
         bias = self.key_bias(present, k, mask, key_bias)
-        operands, who = (self.as_query(q), self.as_key(k), v), self.backend
-        far = attend(present, *operands, key_mask=mask, key_bias=bias, causal=causal, backend=who)
+        query, key, who = self.as_query(q), self.as_key(k), self.backend
         if not self.window:
-            return far[0]
-        return self._merged(present, q, far, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
+            return attend(present, query, key, v, key_mask=mask, key_bias=bias, causal=causal, backend=who)[0]
+        step: Step = "causal" if causal else "product"
+        far = Call(step, present, q=query, k=key, v=v, key_mask=mask, key_bias=bias)
+        return self._with_near(present, q, far, k, v, key_mask=key_mask, key_bias=key_bias, causal=causal)
 
-    def _merged(
-        self, present: SpectralKernel, q: Tensor, far: tuple[Tensor, Tensor], k: Tensor, v: Tensor, **options: Any
+    def _with_near(
+        self,
+        present: SpectralKernel,
+        q: Tensor,
+        far: tuple[Tensor, Tensor] | Call,
+        k: Tensor,
+        v: Tensor,
+        **options: Any,
     ) -> Tensor:
-        """Return the result (B, H, L, E) of both parts, given that of the kernel, and keys and values that are near."""
-        beside = far[0], self._beside_near(present, q, far[1])
-        return near_attention(q, k, v, window=self.window, scale=self._near_scale(), far=beside, **options)[0]
+        """Return the result (B, H, L, E) of both parts, given that of the kernel or its call, and what is near."""
+        inside = isinstance(far, Call) and present.norm_coefficient  # then near_attention counts the norms of queries
+        offset = -self.near_log_gain[:, None] if inside else self._far_offset(present, q)
+        options |= {"window": self.window, "scale": self._near_scale(), "backend": self.backend}
+        return near_attention(q, k, v, far=far, far_offset=offset, **options)[0]
 
     def _near_scale(self) -> Tensor:
         """Return what near scores are multiplied by, (H,)."""
         return self.near_log_temperature.exp() * self.head_dim**-0.5
 
-    def _beside_near(self, present: SpectralKernel, q: Tensor, log_sum: Tensor) -> Tensor:
-        """Return the log-sums of the kernel relative to those of near keys, which lack their gain."""
-        weights = self.query_log_weights(present, q)
-        return (log_sum if weights is None else log_sum + weights) - self.near_log_gain[:, None]
+    def _far_offset(self, present: SpectralKernel, q: Tensor) -> Tensor:
+        """Return what log-sums of the kernel have besides, relative to near keys, which lack their gain."""
+        weights, gain = self.query_log_weights(present, q), self.near_log_gain[:, None]
+        return -gain if weights is None else weights - gain
 
     def begin(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None, causal: bool
@@ -205,7 +214,7 @@ class SpectralAttention(AttentionMechanism):
         if isinstance(begun, PartProduct):
             return begun.read(self.as_query(q))[0]
         far, options = begun.far.read(self.as_query(q)), {"key_bias": begun.key_bias, "causal": begun.causal}
-        return self._merged(begun.far.kernel, q, far, begun.k, begun.v, before=self.window, **options)
+        return self._with_near(begun.far.kernel, q, far, begun.k, begun.v, before=self.window, **options)
 
     def kernel_state(
         self, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, key_bias: Tensor | None = None
@@ -294,7 +303,7 @@ class SpectralAttention(AttentionMechanism):
                 f"with a window a state is read by the last token that it has absorbed, got {q.shape[2]} queries; "
                 "extend reads and absorbs several, and a memory is for attention without a window"
             )
-        return state.near(q, self._near_scale(), (result[0], self._beside_near(far.kernel, q, result[1])))
+        return state.near(q, self._near_scale(), (result[0], result[1] + self._far_offset(far.kernel, q)))
 
     def merge(self, first: "KernelState | NearState", second: "KernelState | NearState") -> "KernelState | NearState":
         merged = self._of_here(KernelState.merge(self._far(first), self._far(second)))
@@ -318,7 +327,7 @@ class SpectralAttention(AttentionMechanism):
             return out, after
         keys, values, biases = state.followed_by(k, v, key_mask, None)
         options = {"key_bias": biases, "causal": True, "before": state.k.shape[2]}
-        out = self._merged(far.kernel, q, (out, log_sum), keys, values, **options)
+        out = self._with_near(far.kernel, q, (out, log_sum), keys, values, **options)
         return out, state.after(after, k, v, key_mask, None)
 
     def _step(
@@ -335,15 +344,13 @@ class SpectralAttention(AttentionMechanism):
         if not isinstance(state, NearState):
             return result[0], after
         if isinstance(state, NearRing):
-            weights = self.query_log_weights(far.kernel, q_t)
-            log_sum = result[1] if weights is None else result[1] + weights
             if state.stamp is not far.made_by or far.made_by is None:
-                state.stamp, state.gain = far.made_by, self.near_log_gain.detach()[:, None]
-                state.scale = self._near_scale().detach()[:, None, None]
+                state.look_at(far.made_by, self._near_scale(), self.near_log_gain, far.kernel.norm_coefficient)
+            weights = None if far.kernel.norm_coefficient else self.query_log_weights(far.kernel, q_t)
             with torch.no_grad():
-                return state.step(q_t, k_t, v_t, (result[0], log_sum)), state
+                return state.step(q_t, k_t, v_t, *result, weights), state
         state = state.after(after, k_t, v_t, None, None)
-        return state.near(q_t, self._near_scale(), (result[0], self._beside_near(far.kernel, q_t, result[1]))), state
+        return state.near(q_t, self._near_scale(), (result[0], result[1] + self._far_offset(far.kernel, q_t))), state
 
     def _far(self, state: "KernelState | NearState") -> KernelState:
         """Return the kernel's part of a state; raise ArgumentError unless it is of this attention as it is now."""
@@ -457,9 +464,11 @@ class NearRing(NearState):
         keys, values, biases = self._held
         self._slots = list(zip(*(torch.split(x, 1, 2) for x in self._held), strict=True))
         self._flat = biases.flatten(0, 1).unsqueeze(1), keys.flatten(0, 1).mT, values.flatten(0, 1)
-        #: Of the attention as it was: its scale of scores (H, 1, 1) and its log-gain (H, 1).
+        #: Of the attention as it was, (H, 1, 1) and (H, 1): its scale of scores, its log-gain, and what makes of a
+        #: query a key whose score is the envelope of norms; None for no such envelope.
         self.stamp: Any = None
-        self.scale = self.gain = biases
+        self._scale = self._gain = biases
+        self._norm: Tensor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NearRing, (self.far, self.k, self.v, self.key_bias)
@@ -471,21 +480,47 @@ class NearRing(NearState):
     v = property(lambda self: self._in_order(1))
     key_bias = property(lambda self: self._in_order(2))
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, far: tuple[Tensor, Tensor]) -> Tensor:
-        """Replace the oldest token (B, H, 1, .), and return the result of all and of the kernel for its query."""
-        for place, x in zip(self._slots[self._next], (k, v), strict=False):
-            place.copy_(x)
+    def look_at(self, stamp: Any, scale: Tensor, log_gain: Tensor, norm_coefficient: float) -> None:
+        """Take what a step needs of an attention as it is now.
+
+        Args:
+            stamp: What changes when the attention does.
+            scale: What scores are multiplied by, (H,).
+            log_gain: (H,).
+            norm_coefficient: As in `SpectralKernel`.
+        """
+        self.stamp, self._gain, self._scale = stamp, log_gain.detach()[:, None], scale.detach()[:, None, None]
+        self._norm = -norm_coefficient / self._scale if norm_coefficient else None
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, far: Tensor, log_sum: Tensor, log_weights: Tensor | None) -> Tensor:
+        """Replace the oldest token (B, H, 1, .), and return the result of all and of the kernel for its query.
+
+        Args:
+            q: The query (B, H, 1, D).
+            k: The key of its token.
+            v: The value of its token.
+            far: The result of the kernel (B, H, 1, E).
+            log_sum: Its log-sum (B, H, 1).
+            log_weights: What this has besides, (B, H, 1); None for nothing but an envelope of norms.
+        """
+        key, value, bias = self._slots[self._next]
+        key.copy_(k)
+        value.copy_(v)
         if self._unread_biases:
-            self._slots[self._next][2].zero_()
+            bias.zero_()
             self._unread_biases -= 1
         self._next = (self._next + 1) % self._size
-        _, value, bias = self._slots[-1]
-        value.copy_(far[0])
-        torch.sub(far[1], self.gain, out=bias)
+        key, value, bias = self._slots[-1]
+        value.copy_(far)
+        torch.sub(log_sum, self._gain, out=bias)
+        if log_weights is not None:
+            bias += log_weights
+        if self._norm is not None:
+            torch.mul(q, self._norm, out=key)
         biases, keys, values = self._flat
-        query = (q * self.scale).to(keys.dtype).reshape(-1, 1, q.shape[3])
+        query = (q * self._scale).to(keys.dtype).view(biases.shape[0], 1, -1)
         weights = torch.baddbmm(biases, query, keys).softmax(-1)
-        return torch.bmm(weights, values).view(far[0].shape).to(q.dtype)
+        return torch.bmm(weights, values).view(far.shape).to(q.dtype)
 
 
 def _with_one_more(x: Tensor) -> Tensor:

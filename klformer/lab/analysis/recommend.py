@@ -5,6 +5,7 @@ recall. Work is counted in multiplications for one query and one head, which do 
 
     softmax   L (D + E)                 each query with each key, and each weight with its value
     kernel    2 R D + 2 F E             both projections on R frequencies; F features into the state and out of it
+    window    (2 w + 1) (D + E)         each query with its neighbours besides, and each weight with its value
 
 with F = R for positive features and 2 R for Fourier features. Multiplications are not time: on short sequences a kernel
 with fewer of them than softmax may be slower. So times.json has what `klformer bench attention` measured, and an
@@ -175,11 +176,20 @@ def relative_time(attention: str, length: int, head_dim: int) -> float:
 
 
 def relative_work(attention: str, length: int, head_dim: int) -> float:
-    """Return multiplications for one query of one head, relative to softmax's; E = D."""
-    if attention == "softmax":
+    """Return multiplications for one query of one head, relative to softmax's; E = D.
+
+    Args:
+        attention: A name, perhaps with options; of these frequencies and a window count.
+        length: Tokens L.
+        head_dim: Size D.
+    """
+    spec = AttentionSpec.parse(attention)
+    if spec.name == "softmax":
         return 1.0
-    if "num_frequencies" not in attention_options(attention):  # linear-elu: D features, no projection
-        return 2 * head_dim * head_dim / (2 * length * head_dim)
-    frequencies = _FREQUENCIES_PER_DIM * head_dim
-    features = 2 * frequencies if attention.endswith("rks") else frequencies
-    return (2 * frequencies * head_dim + 2 * features * head_dim) / (2 * length * head_dim)
+    window = int(str(spec.options.get("window", 0)))
+    near = (2 * window + 1) * 2 * head_dim if window else 0
+    if "num_frequencies" not in attention_options(spec.name):  # linear-elu: D features, no projection
+        return (2 * head_dim * head_dim + near) / (2 * length * head_dim)
+    frequencies = int(str(spec.options.get("num_frequencies", _FREQUENCIES_PER_DIM * head_dim)))
+    features = 2 * frequencies if spec.name.endswith("rks") else frequencies
+    return (2 * frequencies * head_dim + 2 * features * head_dim + near) / (2 * length * head_dim)

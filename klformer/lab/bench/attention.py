@@ -10,7 +10,7 @@ import torch
 from matplotlib import pyplot as plt
 from rich.console import Console
 
-from klformer.attention import attention_capabilities, attention_names, attention_options, build_attention
+from klformer.attention import AttentionSpec, attention_capabilities, attention_names, attention_options
 from klformer.checks import check_choice
 from klformer.errors import ArgumentError
 from klformer.files import write_json
@@ -165,7 +165,8 @@ class AttentionBench(Shape):
     """
 
     attentions: tuple[str, ...] = field(default_factory=lambda: tuple(attention_names()))
-    """Names; all by default. Their options are the defaults, which are Long Range Arena's."""
+    """Names, perhaps with options, like gmm-prf:num_frequencies=32,window=8; all by default. Options that are not given
+    are the defaults, which are Long Range Arena's."""
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
     """Lengths of the sequences, from short to long."""
     repeats: int = 3
@@ -181,7 +182,8 @@ class AttentionBench(Shape):
 def run(options: AttentionBench) -> None:
     """Measure, print the tables, and write the figures where they were asked for."""
     for name in options.attentions:
-        check_choice("attentions", name, attention_names())
+        check_choice("attentions", name.partition(":")[0], attention_names())
+        AttentionSpec.parse(name)  # also its options are known
     if list(options.lengths) != sorted(set(options.lengths)) or not options.lengths:
         raise ArgumentError(f"lengths must rise, got {options.lengths}")
     console = make_console(140)
@@ -217,8 +219,10 @@ def measure_memory(name: str, shape: Shape, length: int) -> int:
 def forward_and_backward(name: str, shape: Shape, length: int) -> Callable[[], None]:
     """Return one training step's worth of an attention: the result and the gradients of operands and parameters."""
     torch.manual_seed(0)
-    chosen = {"num_frequencies": shape.num_frequencies} if "num_frequencies" in attention_options(name) else {}
-    mechanism = build_attention(name, num_heads=shape.heads, head_dim=shape.head_dim, max_len=length, **chosen)
+    spec = AttentionSpec.parse(name)
+    chosen = {"num_frequencies": shape.num_frequencies} if "num_frequencies" in attention_options(spec.name) else {}
+    spec = AttentionSpec(name=spec.name, options=chosen | spec.options)
+    mechanism = spec.build(num_heads=shape.heads, head_dim=shape.head_dim, max_len=length)
     q, k, v, d_out = (torch.randn(shape.batch, shape.heads, length, shape.head_dim) for _ in range(4))
     wanted = [v.requires_grad_(), *mechanism.parameters()]
     if mechanism.uses_queries:
@@ -260,7 +264,7 @@ def _measure_at(options: AttentionBench, length: int, console: Console) -> list[
 def result_and_gradients(name: str, shape: Shape, length: int) -> int:
     """Return the bytes of what `forward_and_backward` has to hand out, but for the gradients of parameters: the result,
     and the gradients of the values and of those of queries and keys that the attention looks at."""
-    can = attention_capabilities(name)
+    can = attention_capabilities(AttentionSpec.parse(name).name)
     tensors = 2 + can.uses_queries + can.uses_keys
     return tensors * shape.batch * shape.heads * length * shape.head_dim * torch.float32.itemsize
 

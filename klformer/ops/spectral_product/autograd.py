@@ -8,6 +8,7 @@ gradients, nothing is kept. Gradients of gradients are taken of plain operations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,8 @@ from klformer.ops.transforms import gradients_of, is_derived_again
 
 #: Results of each step: out and log_sum, then the sums.
 NUM_RESULTS = {"product": 2, "absorb": 3, "read": 2, "causal": 5}
+#: Tensors that a read does not have.
+OF_KEYS = {"k", "v", "key_bias"}
 
 
 class FusedBackend(Backend):
@@ -64,7 +67,7 @@ class FusedBackend(Backend):
         """Return the results of a step, and what `backward` needs besides them and the call.
 
         Args:
-            call: An absorb, read or causal call that this backend supports.
+            call: An absorb, read or causal call that this backend supports; a product if it `serves_whole` ones.
             keep: Whether there will be a backward; otherwise the results are enough.
 
         Returns:
@@ -96,6 +99,80 @@ class FusedBackend(Backend):
         """
         return []
 
+    def serves_whole(self, call: Call) -> bool:
+        """Return whether `forward` serves a product as one step; if not, it is an absorb and a read.
+
+        Args:
+            call: A product.
+        """
+        return False
+
+    def results(self, call: Call, *, keep: bool) -> list[Tensor]:
+        """Return what `forward` gives for a step; for a product what it gives for an absorb and a read.
+
+        Args:
+            call: Of any step that this backend supports.
+            keep: As in `forward`.
+
+        Returns:
+            The results; with `keep` also what `gradients` needs of them.
+        """
+        if call.step != "product" or self.serves_whole(call):
+            found = self.forward(call, keep=keep)
+            return found if keep else found[: NUM_RESULTS[call.step]]
+        sums = self.forward(_absorbing(call), keep=keep)
+        found = self.forward(_reading(call, sums), keep=keep)
+        return [*found, *sums] if keep else found[:2]
+
+    def gradients(
+        self, call: Call, outputs: Sequence[Tensor], d_results: Sequence[Tensor | None], needed: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Return what `backward` gives for a step; for a product that of a read and of an absorb, added up.
+
+        Args:
+            call: That of `results`.
+            outputs: What `results` returned.
+            d_results: As in `backward`.
+            needed: As in `backward`.
+        """
+        if call.step != "product" or self.serves_whole(call):
+            return self.backward(call, outputs, d_results, needed)
+        absorbing, num_sums = _absorbing(call), 3 + len(self.empty_kept(_absorbing(call)))
+        read, sums = outputs[: len(outputs) - num_sums], outputs[len(outputs) - num_sums :]
+        found = self.backward(_reading(call, sums), read, d_results, {"values", "weights", *needed} - OF_KEYS)
+        d_sums = [found.pop(name, None) for name in Sums._fields]
+        for name, x in self.backward(absorbing, sums, [*d_sums[:2], None], set(needed) - {"q"}).items():
+            found[name] = found[name].add_(x) if name in found else x
+        return found
+
+    def among_others(self, call: Call, outputs: Sequence[Tensor], out: Tensor, log_sum: Tensor) -> list[Tensor]:
+        """Return outputs from which `gradients` gives those of attention to these keys and others.
+
+        The gradient of a score takes of all other keys no more than the result and the log-sum of the whole.
+
+        Args:
+            call: A product or a causal call of a kernel that is not negative.
+            outputs: What `results` returned.
+            out: The result over the keys of both, (B, H, L, E).
+            log_sum: Its log-sums, (B, H, L).
+        """
+        return [out, log_sum, *outputs[2:]]
+
+    def empty_saved(self, call: Call) -> list[Tensor]:
+        """Return uninitialised tensors like those that `results` keeps besides the results.
+
+        Args:
+            call: Of any step.
+        """
+        if call.step != "product" or self.serves_whole(call):
+            return self.empty_kept(call)
+        absorbing, sums = _absorbing(call), empty_sums(call)
+        return [*self.empty_kept(_reading(call, sums)), *sums, *self.empty_kept(absorbing)]
+
+    def product(self, call: Call) -> tuple[Tensor, Tensor]:
+        out, log_sum, *_ = self.run(call)
+        return out, log_sum
+
     def absorb(self, call: Call) -> Sums:
         return Sums(*self.run(call)[:3])
 
@@ -108,13 +185,13 @@ class FusedBackend(Backend):
         return out, log_sum, Sums(*sums[:3])
 
     def run(self, call: Call) -> Sequence[Tensor]:
-        """Call `forward` as one node of autograd's graph, or as one op where a program is traced.
+        """Call `results` as one node of autograd's graph, or as one op where a program is traced.
 
         Args:
-            call: That this backend supports; a product only if `forward` serves it in one.
+            call: That this backend supports.
 
         Returns:
-            What `forward` gives, differentiable.
+            The results, differentiable; then what was kept.
         """
         tensors = tuple(call.tensors().values())
         if torch.compiler.is_compiling():
@@ -124,8 +201,16 @@ class FusedBackend(Backend):
             return _op("auto" if exporting else self.name, keep, call.step, *call.constants, *tensors)
         if not call.wants_gradients:
             with full_precision(call.tokens):
-                return self.forward(call, keep=False)
+                return self.results(call, keep=False)
         return cast(Sequence[Tensor], SpectralProduct.apply(self, call.step, call.constants, *tensors))  # type: ignore[no-untyped-call]
+
+
+def _absorbing(call: Call) -> Call:
+    return replace(call, step="absorb", q=None)
+
+
+def _reading(call: Call, sums: Sequence[Tensor]) -> Call:
+    return Call("read", call.kernel, q=call.q, sums=Sums(*sums[:3]), just_absorbed=True)
 
 
 def has_sums(step: Step) -> bool:
@@ -180,18 +265,18 @@ def _gradients(
     return [next(found) if is_needed else None for is_needed in needed]
 
 
-def _derive(
+def gradients_by_name(
     backend: FusedBackend,
     call: Call,
     outputs: Sequence[Tensor],
     d_results: Sequence[Tensor | None],
     needed: Sequence[bool],
-) -> list[Tensor]:
+) -> dict[str, Tensor]:
     """Return the gradients that are needed, in the types of their tensors."""
     wanted = {name: cast(Tensor, x) for (name, x), n in zip(call.tensors().items(), needed, strict=True) if n}
     with full_precision(call.tokens):
-        gradients = backend.backward(call, outputs, d_results, wanted.keys())
-    return [gradients[name].to(x.dtype) if name in gradients else torch.zeros_like(x) for name, x in wanted.items()]
+        found = backend.gradients(call, outputs, d_results[: NUM_RESULTS[call.step]], wanted.keys())
+    return {name: found[name].to(x.dtype) if name in found else torch.zeros_like(x) for name, x in wanted.items()}
 
 
 class SpectralProduct(torch.autograd.Function):
@@ -203,7 +288,7 @@ class SpectralProduct(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         call = Call.of(step, tensors, *constants)
         with full_precision(call.tokens):
-            outputs = tuple(backend.forward(call, keep=True))
+            outputs = tuple(backend.results(call, keep=True))
         ctx.set_materialize_grads(False)
         ctx.backend, ctx.step, ctx.constants = backend, step, constants
         ctx.save_for_backward(*tensors, *outputs)
@@ -218,7 +303,7 @@ class SpectralProduct(torch.autograd.Function):
         call, needed = Call.of(ctx.step, tensors, *ctx.constants), ctx.needs_input_grad[3:]
         d_results = d_outputs[: NUM_RESULTS[ctx.step]]
         given = (ctx.backend, call, outputs, d_results, needed)
-        return None, None, None, *_gradients(*given, derive=lambda: _derive(*given))
+        return None, None, None, *_gradients(*given, derive=lambda: [*gradients_by_name(*given).values()])
 
 
 @torch.library.custom_op("klformer::spectral_product", mutates_args=())
@@ -245,7 +330,7 @@ def _op(
     tensors = (q, k, v, values, weights, log_scale, omega, pair_offset, frequency_bias, smoothing, key_bias, key_mask)
     chosen, call = _opened(backend, step, feature_map, simplex, norm_coefficient, *tensors)
     with full_precision(call.tokens):
-        return [x.contiguous() for x in chosen.forward(call, keep=keep)]
+        return [x.contiguous() for x in chosen.results(call, keep=keep)]
 
 
 def _opened(backend: str, step: str, *rest: Any) -> tuple[FusedBackend, Call]:
@@ -260,7 +345,7 @@ def _opened(backend: str, step: str, *rest: Any) -> tuple[FusedBackend, Call]:
 @_op.register_fake
 def _(backend, keep, step, *rest):  # type: ignore[no-untyped-def]
     chosen, call = _opened("chunked" if backend == "auto" else backend, step, *rest)
-    return [x.contiguous() for x in empty_results(call) + (chosen.empty_kept(call) if keep else [])]
+    return [x.contiguous() for x in empty_results(call) + (chosen.empty_saved(call) if keep else [])]
 
 
 @torch.library.custom_op("klformer::spectral_product_backward", mutates_args=())
@@ -276,7 +361,7 @@ def _backward_op(
     tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
     chosen, call = _opened(backend, step, feature_map, simplex, norm_coefficient, *tensors)
-    return [x.contiguous() for x in _derive(chosen, call, outputs, d_results, needed)]
+    return [x.contiguous() for x in gradients_by_name(chosen, call, outputs, d_results, needed).values()]
 
 
 @_backward_op.register_fake

@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 from klformer.ops.envelopes import gaussian_envelope, simplex_envelope
 from klformer.ops.spectral_product.autograd import FusedBackend
 from klformer.ops.spectral_product.fused_softmax import FusedSoftmax, fused_softmax, has_fused_softmax
-from klformer.ops.spectral_product.operands import NO_KEY, Call, Sums
+from klformer.ops.spectral_product.operands import NO_KEY, Call
 
 #: Columns that hold a number of the working precision in half precision.
 DIGITS = {torch.float16: 2, torch.bfloat16: 3}
@@ -65,8 +65,8 @@ class FlashBackend(FusedBackend):
             return f"heads are wider than {MAX_WIDTH - max(DIGITS.values())}"
         return None
 
-    def absorb(self, call: Call) -> Sums:
-        return super().absorb(with_envelope_written_out(call))
+    def run(self, call: Call) -> Sequence[Tensor]:
+        return super().run(call if call.k is None else with_envelope_written_out(call))
 
     def forward(self, call: Call, *, keep: bool) -> list[Tensor]:
         columns = _Columns(call, self._dtype(call))
@@ -76,8 +76,11 @@ class FlashBackend(FusedBackend):
             log_scale = log_scale.to(call.dtype)
             least = NOTHING.get(self._dtype(call), NO_KEY) / 2
             none = (log_scale < least) | (call.tokens.shape[2] == 0)
-            values = mean[..., : call.value_dim].to(call.dtype).contiguous()
-            return [values, (~none).to(call.dtype), log_scale.masked_fill(none, NO_KEY)]
+            return [
+                mean[..., : call.value_dim].to(call.dtype),
+                (~none).to(call.dtype),
+                log_scale.masked_fill(none, NO_KEY),
+            ]
         assert call.q is not None
         mean, log_mass, _ = _latents(call)
         out, log_sum = columns.kernel.forward(*columns.reading(mean, log_mass))
@@ -112,8 +115,10 @@ class FlashBackend(FusedBackend):
         log_sum = log_sum.masked_fill(log_sum == -torch.inf, torch.inf) + call.kernel.log_normaliser
         d_q, d_omega, d_mean = columns.backward(columns.reading(mean, log_mass), out, log_sum, d_out, d_log_sum)
         d_log_mass, d_mean = d_omega[..., head_dim].to(call.dtype), d_mean[..., :num_values].to(call.dtype)
-        d_weights = (d_log_mass - (d_mean * mean).sum(-1)) * inverse
-        sums = {"values": d_mean * inverse.unsqueeze(-1), "weights": d_weights, "log_scale": d_log_mass}
+        d_weights = d_log_mass - (d_mean * mean).sum(-1)
+        if inverse is not None:
+            d_mean, d_weights = d_mean * inverse.unsqueeze(-1), d_weights * inverse
+        sums = {"values": d_mean, "weights": d_weights, "log_scale": d_log_mass}
         found = {"q": d_q[..., :head_dim], "omega": d_omega[..., :head_dim], "frequency_bias": d_log_mass}
         return _summed(call, needed, found | sums)
 
@@ -135,23 +140,25 @@ def with_envelope_written_out(call: Call) -> Call:
     return replace(call, kernel=replace(kernel, simplex=False, norm_coefficient=0.0), key_bias=bias)
 
 
-def _latents(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _latents(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the mean value of every frequency (B, H, R, E), the logarithm of its weight (B, H, R), and what its sums
-    were divided by as a factor (B, H, R); without any key 0, `NO_KEY` and 0."""
+    were divided by as a factor (B, H, R), None for 1; without any key 0, `NO_KEY` and 0."""
     assert call.sums is not None
-    values, weights, log_scale = (x.to(call.dtype) for x in call.sums)
-    none = weights == 0
-    inverse = weights.masked_fill(none, 1).reciprocal()
-    log_mass, bias = log_scale - inverse.log(), call.kernel.frequency_bias
-    log_mass = log_mass if bias is None else log_mass + bias.to(call.dtype)
-    return values * inverse.unsqueeze(-1), log_mass, inverse.masked_fill(none, 0)
+    values, weights, log_mass = (x.to(call.dtype) for x in call.sums)
+    inverse, bias = None, call.kernel.frequency_bias
+    if not call.just_absorbed:
+        none = weights == 0
+        inverse = weights.masked_fill(none, 1).reciprocal()
+        values, log_mass = values * inverse.unsqueeze(-1), log_mass - inverse.log()
+        inverse = inverse.masked_fill(none, 0)
+    return values, log_mass if bias is None else log_mass + bias.to(call.dtype), inverse
 
 
 def _summed(call: Call, needed: Collection[str], found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return gradients in the shapes of the tensors that need them, added up over what broadcasts."""
     tensors = call.tensors()
     return {
-        name: x.sum_to_size(tensor.shape).contiguous()
+        name: x.sum_to_size(tensor.shape)
         for name, x in found.items()
         if name in needed and (tensor := tensors[name]) is not None
     }
@@ -166,8 +173,7 @@ class _Columns:
         self._digits = DIGITS.get(dtype, 1)
         widest = max(call.head_dim, call.value_dim) + self._digits
         self._width = -(-widest // self.kernel.multiple) * self.kernel.multiple
-        self._zero = torch.zeros((), dtype=dtype, device=call.device)
-        self._one = self._zero + 1
+        self._zero, self._one = torch.arange(2, dtype=dtype, device=call.device)
 
     def absorbing(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Return frequencies as queries, keys and values."""

@@ -191,6 +191,8 @@ class Call:
     key_mask: Tensor | None = None
     #: Log-weights of the keys besides the envelope, (B or 1, H or 1, S); finite where the key is kept.
     key_bias: Tensor | None = None
+    #: Whether the sums are as the same backend's `absorb` gave them just now, which nobody has merged or weighed.
+    just_absorbed: bool = False
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -281,8 +283,8 @@ class Call:
         kernel = SpectralKernel(
             FEATURE_MAPS[feature_map], **of_kernel, simplex=simplex, norm_coefficient=norm_coefficient
         )
-        others = {name: named[name] for name in ("q", "k", "v", "key_mask", "key_bias")}
-        return Call(step, kernel, sums=sums, **others)
+        q, k, v, key_bias, key_mask = (named[name] for name in ("q", "k", "v", "key_bias", "key_mask"))
+        return Call(step, kernel, q=q, k=k, v=v, sums=sums, key_mask=key_mask, key_bias=key_bias)
 
     @property
     def wants_gradients(self) -> bool:

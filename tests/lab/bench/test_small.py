@@ -10,7 +10,7 @@ from benchmarks.launches import PRODUCTS, count_launches
 from benchmarks.shares import CALLS, OTHER, group_of, measure_shares
 from klformer.lab.bench.subjects import Sizes
 from klformer.lab.cli.main import main
-from klformer.ops.spectral_product.chunked import one_query
+from klformer.ops.spectral_product.chunked import pairs
 
 
 def run_bench(capsys, file, *arguments):
@@ -23,8 +23,8 @@ def run_bench(capsys, file, *arguments):
 
 
 def test_one_query_is_timed_both_ways(tmp_path, capsys, monkeypatch):
-    taken, forward = [], one_query.forward
-    monkeypatch.setattr(one_query, "forward", lambda *a: taken.append(a) or forward(*a))
+    taken, forward = [], pairs.forward
+    monkeypatch.setattr(pairs, "forward", lambda *a: taken.append(a) or forward(*a))
     sizes = ["--heads", "1", "--frequencies", "4", "--head-dims", "8", "--repeats", "2"]
     out, rows = run_bench(capsys, tmp_path / "few.json", "few-queries", "--keys", "30", "40", *sizes)
     cases = [(feature_map, 8, keys) for feature_map in ("prf", "rks") for keys in (30, 40)]

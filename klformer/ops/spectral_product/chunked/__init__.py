@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 
 from klformer.ops.spectral_product.autograd import FusedBackend
-from klformer.ops.spectral_product.chunked import causal, exponential, features, one_query
+from klformer.ops.spectral_product.chunked import causal, exponential, features, pairs
 from klformer.ops.spectral_product.chunked.tiles import causal_cut, cut
 from klformer.ops.spectral_product.operands import Call
 
@@ -29,17 +29,24 @@ class ChunkedBackend(FusedBackend):
     def supports(self, call: Call) -> str | None:
         return None
 
-    def product(self, call: Call) -> tuple[Tensor, Tensor]:
-        if not one_query.serves(call):
-            return super().product(call)
-        out, log_sum, *_ = self.run(call)
-        return out, log_sum
+    def serves_whole(self, call: Call) -> bool:
+        return pairs.serves(call)
+
+    def among_others(self, call: Call, outputs: Sequence[Tensor], out: Tensor, log_sum: Tensor) -> list[Tensor]:
+        found, is_causal = [out, log_sum, *outputs[2:]], call.step == "causal"
+        if not is_causal and self.serves_whole(call):
+            return [out, log_sum, outputs[2], outputs[1]]
+        if is_causal or not call.feature_map.exponential:
+            place = 5 if is_causal else 2  # of the denominators
+            larger = outputs[place] * (log_sum - outputs[1]).exp()
+            found[place] = larger.masked_fill(outputs[place] == 0, 0)
+        return found
 
     def empty_kept(self, call: Call) -> list[Tensor]:
-        if call.step == "product":
-            return one_query.empty_kept(call)
         if call.step == "causal":
             return causal.Kept.empty(call, causal_cut(call, chunk=self._chunk)).as_list()
+        if call.step == "product":
+            return pairs.empty_kept(call)
         if call.feature_map.exponential:
             return exponential.empty_envelopes(call) if call.step == "absorb" else []
         return features.empty_kept(call) if call.step == "read" else []
@@ -49,7 +56,7 @@ class ChunkedBackend(FusedBackend):
             return causal.forward(call, causal_cut(call, chunk=self._chunk), keep=keep)
         way, pieces = exponential if call.feature_map.exponential else features, cut(call, chunk=self._chunk)
         if call.step == "product":
-            return one_query.forward(call, pieces)
+            return pairs.forward(call, pieces)
         return way.absorb(call, pieces) if call.step == "absorb" else way.read(call, pieces)
 
     def backward(
@@ -60,5 +67,5 @@ class ChunkedBackend(FusedBackend):
             return causal.backward(*given, causal_cut(call, chunk=self._chunk))
         way, pieces = exponential if call.feature_map.exponential else features, cut(call, chunk=self._chunk)
         if call.step == "product":
-            return one_query.backward(*given, pieces)
+            return pairs.backward(*given, pieces)
         return (way.absorb_backward if call.step == "absorb" else way.read_backward)(*given, pieces)

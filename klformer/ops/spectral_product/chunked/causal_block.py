@@ -123,43 +123,49 @@ class Block:
         return (differences.exp2_() if exponential else differences.exp_()).unsqueeze(2)
 
     def _scan(self, use: str, added: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The states before each chunk, (n m, ...), and the one after the last, given what each adds (n, m, ...)."""
+        """Return the states before each chunk, (n m, ...), and the one after the last, given what each adds
+        (n, m, ...), which is overwritten."""
         if self._adds_at_once(added):
             states = torch.cat([state.unsqueeze(1), added[:, :-1]], dim=1).cumsum(1)
             return states.flatten(0, 1), states[:, -1] + added[:, -1]
-        states = self._memory(use, *added.shape)
-        by_chunk, additions, factors = states.unbind(1), added.unbind(1), self._factors_by_chunk()
-        for index, here in enumerate(by_chunk):
-            if index:
-                torch.add(by_chunk[index - 1], additions[index - 1], out=here)
-            else:
-                here.copy_(state)
-            if factors is not None:
-                here.mul_(factors[index])
+        states, factors = self._memory(use, *added.shape), self._factors
+        by_chunk, additions = states.unbind(1), added.unbind(1)
+        if factors is None:
+            by_chunk[0].copy_(state)
+            for index in range(1, self.num_chunks):
+                torch.add(by_chunk[index - 1], additions[index - 1], out=by_chunk[index])
+        else:
+            by_factor = factors.unbind(1)
+            torch.mul(state, by_factor[0], out=by_chunk[0])
+            added[:, :-1].mul_(factors[:, 1:])
+            for index in range(1, self.num_chunks):
+                torch.addcmul(additions[index - 1], by_chunk[index - 1], by_factor[index], out=by_chunk[index])
         return states.flatten(0, 1), by_chunk[-1] + additions[-1]
 
     def _scan_back(self, use: str, d_read: Tensor, d_after: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the states after each chunk (n m, ...), and of the one before all; `d_read` (n m, ...) is that
-        which comes from reading the state before each chunk."""
+        """Return the gradients of the states after each chunk (n m, ...), and of the one before all; `d_read`
+        (n m, ...) is that which comes from reading the state before each chunk, and is overwritten."""
         d_read = self._by_row(d_read)
         if self._adds_at_once(d_read):
             sums = torch.cat([d_after.unsqueeze(1), d_read.flip(1)], dim=1).cumsum(1)  # of the last chunk first
             return sums[:, :-1].flip(1).flatten(0, 1), sums[:, -1]
-        d_states = self._memory(use, *d_read.shape)
-        by_chunk, reads, factors = d_states.unbind(1), d_read.unbind(1), self._factors_by_chunk()
+        d_states, factors = self._memory(use, *d_read.shape), self._factors
+        by_chunk, reads = d_states.unbind(1), d_read.unbind(1)
+        by_factor = None if factors is None else factors.unbind(1)
+        if factors is not None:
+            d_read.mul_(factors)
         by_chunk[-1].copy_(d_after)
         for index in reversed(range(self.num_chunks)):
-            d_after = torch.add(reads[index], by_chunk[index], out=by_chunk[index - 1] if index else None)
-            if factors is not None:
-                d_after.mul_(factors[index])
+            out = by_chunk[index - 1] if index else None
+            if by_factor is None:
+                d_after = torch.add(reads[index], by_chunk[index], out=out)
+            else:
+                d_after = torch.addcmul(reads[index], by_chunk[index], by_factor[index], out=out)
         return d_states.flatten(0, 1), d_after
 
     def _adds_at_once(self, states: Tensor) -> bool:
         """Whether states are added up by one call: where a call costs more than adding, and nothing is multiplied."""
         return self._factors is None and (states.shape[-1] == 1 or states.device.type != "cpu")
-
-    def _factors_by_chunk(self) -> tuple[Tensor, ...] | None:
-        return None if self._factors is None else self._factors.unbind(1)
 
     def _memory(self, use: str, *shape: int) -> Tensor:
         """Uninitialised memory; the next block overwrites it."""
@@ -350,7 +356,7 @@ class Block:
         # Every key is in the totals of its own and all later queries. Added up from the end: a difference of two sums
         # would lose the later ones beside larger earlier ones.
         from_here = d_product.flip(-1).cumsum(-1).flip(-1)
-        d_totals, d_before = self._scan_back("d_totals", from_here[..., :1], d_after)
+        d_totals, d_before = self._scan_back("d_totals", from_here[..., :1].clone(), d_after)
         return from_here.add_(d_totals), d_before
 
     def _pairs(self) -> Tensor:

@@ -34,7 +34,7 @@ def absorb(call: Call, cut: Cut) -> list[Tensor]:
     sums, envelopes, length = empty_sums(call), empty_envelopes(call), call.k.shape[2]
     for tile in tiles(call, cut.rows):
         values, scratch = tile.room(sums.values), Scratch(tile, cut.chunk, call.num_projections, "scores")
-        mass, shift = tile.new_zeros(call.num_projections), tile.new_zeros(1, call.num_projections).fill_(NO_KEY)
+        shift, mass = tile.new_zeros(1, call.num_projections), tile.new_zeros(call.num_projections)
         for start, stop in chunk_bounds(length, cut.chunk):
             keys, scores = _key_scores(tile, scratch, start, stop)
             bias = _log2_bias(tile, keys, start, stop)
@@ -45,13 +45,16 @@ def absorb(call: Call, cut: Cut) -> list[Tensor]:
                 bias = envelope if bias is None else envelope + bias
             if bias is not None:
                 scores += bias
-            largest = torch.maximum(shift, scores.amax(1, keepdim=True))
+            largest = scores.amax(1, keepdim=True).clamp_(min=NO_KEY)
             if start:
+                torch.maximum(shift, largest, out=largest)
                 factor = shift.sub_(largest).exp2_()
                 mass.mul_(factor.squeeze(1))
                 values.mul_(factor.transpose(1, 2))
+                mass += scores.sub_(largest).exp2_().sum(1)
+            else:
+                mass = scores.sub_(largest).exp2_().sum(1)
             shift = largest
-            mass += scores.sub_(shift).exp2_().sum(1)
             values.baddbmm_(scores.transpose(1, 2), tile.values(start, stop), beta=1 if start else 0)
         no_key = mass == 0
         mass.masked_fill_(no_key, 1)
@@ -116,7 +119,7 @@ def store_keys(
             tile.add_to_keys(collect.key_bias, d_bias, start, stop)
     if shares is not None and d_bias is not None:
         d_scores.addcmul_(shares, d_bias, value=-1 / d_scores.shape[2])
-    more = keys * d_bias.mul_(-2 * coefficient) if coefficient and d_bias is not None else None
+    more = (keys, d_bias.mul_(-2 * coefficient)) if coefficient and d_bias is not None else None
     collect.store_inputs("k", start, stop, keys, d_scores, more=more)
 
 
@@ -194,7 +197,7 @@ def _latents(tile: Tile) -> tuple[Tensor, Tensor, Tensor | None]:
     values, weights, log_scale = (tile.rows(x) for x in tile.call.sums)
     log_mass, inverse = log_scale.unsqueeze(1), None
     # Those of one absorb are 1. To look costs little, but for a GPU, which would have to be waited for.
-    if weights.device.type != "cpu" or not bool((weights == 1).all()):
+    if not tile.call.just_absorbed and (weights.device.type != "cpu" or not bool((weights == 1).all())):
         no_key = weights == 0
         inverse = weights.masked_fill(no_key, 1).reciprocal_()
         values, log_mass = values * inverse.unsqueeze(-1), log_mass - inverse.log().unsqueeze(1)
@@ -202,6 +205,19 @@ def _latents(tile: Tile) -> tuple[Tensor, Tensor, Tensor | None]:
     if tile.frequency_bias is not None:
         log_mass = log_mass + tile.frequency_bias
     return values, log_mass * LOG2_E, inverse
+
+
+def key_scores(
+    tile: Tile, scratch: Scratch, start: int, stop: int, spare: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return keys (n, chunk, D), their scores (n, chunk, R) to base 2 with the log-weights of the keys, and R times
+    their features, which sum to one, with a simplex envelope; these overwrite `spare`."""
+    keys, scores = _key_scores(tile, scratch, start, stop)
+    shares, bias = None, _log2_bias(tile, keys, start, stop)
+    if tile.call.kernel.simplex:
+        scores -= log2_sum(scores, spare).sub_(math.log2(scores.shape[2]))
+        shares = torch.exp2(scores, out=spare)
+    return keys, scores if bias is None else scores.add_(bias), shares
 
 
 def _key_scores(tile: Tile, scratch: Scratch, start: int, stop: int) -> tuple[Tensor, Tensor]:

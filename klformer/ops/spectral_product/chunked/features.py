@@ -27,11 +27,11 @@ from klformer.ops.spectral_product.operands import NO_KEY, Call
 class Features:
     """Features of a tile's chunks, (n, F, chunk)."""
 
-    def __init__(self, tile: Tile, chunk: int) -> None:
+    def __init__(self, tile: Tile, chunk: int, use: str = "") -> None:
         self._tile = tile
         self.omega = None if tile.omega is None else tile.per_row(tile.call.kernel.omega)  # (n, R, D)
-        self._scores = Scratch(tile, chunk, tile.call.num_projections, "scores")
-        self._features = Scratch(tile, chunk, tile.call.num_features, "features")
+        self._scores = Scratch(tile, chunk, tile.call.num_projections, f"scores {use}")
+        self._features = Scratch(tile, chunk, tile.call.num_features, f"features {use}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return those of x (n, chunk, D), in memory that the next call overwrites."""
@@ -133,7 +133,9 @@ def absorb_backward(
                 tile.add_to_keys(collect.key_bias, d_bias, start, stop)
             d_phi = scratch.features_first(stop - start)
             torch.bmm(d_sums.state.transpose(1, 2), modulate(values, key_angle), out=d_phi)
-            _store(collect, "k", features.omega, keys, tile.feature_map.vjp(phi, d_phi, dim=1), d_angle, start, stop)
+            store_inputs(
+                collect, "k", features.omega, keys, tile.feature_map.vjp(phi, d_phi, dim=1), d_angle, start, stop
+            )
             d_kept = d_values[:, :-1] if here is None else d_values[:, :-1].mul_(here)
             collect.write("v", start, stop, d_kept.transpose(1, 2))
         collect.finish()
@@ -220,7 +222,7 @@ def read_backward(
             d_sums.state.baddbmm_(d_modulated, phi.transpose(1, 2), beta=1 if start else 0)
             d_phi, d_angle = _read_vjp(state, phi, d_product, query_angle, scratches)
             d_scores = tile.feature_map.vjp(phi, d_phi, dim=1)
-            _store(collect, "q", features.omega, queries, d_scores, d_angle, start, stop)
+            store_inputs(collect, "q", features.omega, queries, d_scores, d_angle, start, stop)
         if not call.q.shape[2]:
             d_sums.state.zero_()
         if smoothing is not None:
@@ -284,7 +286,7 @@ def _read_vjp(
     return d_even.mul_(cos).addcmul_(d_odd, sin), by_odd.mul_(cos).addcmul_(by_even, sin, value=-1)
 
 
-def _store(
+def store_inputs(
     collect: TileGradients,
     name: str,
     omega: Tensor | None,

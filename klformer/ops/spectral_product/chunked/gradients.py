@@ -59,7 +59,7 @@ class TileGradients:
         d_scores: Tensor,
         *,
         d_angle: Tensor | None = None,
-        more: Tensor | None = None,
+        more: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Write the gradient of queries or keys, and add to those of what they were projected on.
 
@@ -70,7 +70,7 @@ class TileGradients:
             x: Those tokens, (n, chunk, D).
             d_scores: Gradient of their scores, (n, chunk, R).
             d_angle: That of their products with the pair offset, (n, 1, chunk).
-            more: What their gradient has besides, (n, chunk, D).
+            more: Two factors of what their gradient has besides, broadcastable to (n, chunk, D).
         """
         tile = self.tile
         if tile.omega is None:
@@ -79,8 +79,7 @@ class TileGradients:
         if self.omega is not None:
             tile.add_gradient_of_frequencies(self.omega, d_scores, x)
         if d_angle is not None and tile.pair_offset is not None:
-            of_offset = torch.bmm(d_angle.transpose(1, 2), tile.pair_offset)
-            more = of_offset if more is None else more + of_offset
+            more = d_angle.transpose(1, 2), tile.pair_offset
             if self.pair_offset is not None:
                 self.pair_offset.baddbmm_(d_angle, x)
         tile.back_project(d_scores, tile.omega, self._all[name][:, :, start:stop], more)

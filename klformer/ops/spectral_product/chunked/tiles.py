@@ -18,7 +18,7 @@ from klformer.ops.spectral_product.operands import Call
 
 #: Features of one chunk of a tile, in bytes: what the caches hold on a CPU, what keeps a GPU busy.
 CPU_CHUNK_BYTES = 2 * 2**20
-GPU_CHUNK_BYTES = 64 * 2**20
+GPU_CHUNK_BYTES = 128 * 2**20
 #: Tokens of a chunk on a CPU: below the first, calls cost more than arithmetic; above the second, nothing is gained.
 MIN_CHUNK, MAX_CHUNK = 32, 1024
 #: Chunk lengths of the causal product: the first that is not below the number of values, or the last.
@@ -203,7 +203,8 @@ class Tile:
         where there is no key; None where all are 0. The simplex envelope is not in it."""
         bias = None if self._key_bias is None else self._key_bias[:, start:stop]
         if coefficient := self.call.kernel.norm_coefficient:
-            norms = keys.square().sum(-1, keepdim=True).mul_(-coefficient)
+            squares = borrow("squares", tuple(keys.shape), keys, keys.dtype)
+            norms = torch.mul(keys, keys, out=squares).sum(-1, keepdim=True).mul_(-coefficient)
             bias = norms if bias is None else norms.add_(bias)
         if self._dropped is None:
             return bias
@@ -241,14 +242,17 @@ class Tile:
         torch.bmm(x, omega.transpose(1, 2), out=out.view(omega.shape[0], -1, omega.shape[1]))
         return out
 
-    def back_project(self, d_scores: Tensor, omega: Tensor, place: Tensor, more: Tensor | None) -> None:
-        """Write the gradient of what was projected, and what it has besides, (n, chunk, D), to a place (B, H, ., D)."""
+    def back_project(
+        self, d_scores: Tensor, omega: Tensor, place: Tensor, more: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Write the gradient of what was projected to a place (B, H, ., D); `more` are two factors of what it has
+        besides, broadcastable to (n, chunk, D)."""
         by_head, (rows, length) = self._by_head(d_scores, omega)
         room = place[self._batch, self._heads]
         direct = self.num_batch == 1 and omega.shape[0] == rows and place.dtype == self.dtype
         product = torch.bmm(by_head, omega, out=room[0]) if direct else torch.bmm(by_head, omega).view(rows, length, -1)
         if more is not None:
-            product.add_(more)
+            product.addcmul_(*more)
         if not direct:
             self.write(place, product)
 
