@@ -94,7 +94,7 @@ def place_tokens(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any])
     if given is None or mask is None or mask.dim() != 2 or named.get("position_ids") is not None:
         return (), named
     places = torch.arange(mask.shape[1], device=mask.device) - mask.long().argmax(1, keepdim=True)
-    offset = max((_offset(table) for _, table in _tables(model) if isinstance(table, nn.Embedding)), default=0)
+    offset = max([0, *(_offset(table) for _, table in _tables(model) if isinstance(table, nn.Embedding))])
     if _is_rotary(model) and not hasattr(model, "rotary_emb"):
         if bool((places[:, 0] < 0).any()):
             raise ArgumentError(f"{type(model).__name__} counts rotary positions with padding in front: pad at the end")

@@ -87,10 +87,10 @@ def some_of(examples: Examples, limit: int | None) -> Examples:
 
 
 def check_classification(loaded: LoadedRun, analysis: str) -> None:
-    """Raises ArgumentError unless the run has classes, of which the analysis speaks."""
+    """Raise ArgumentError unless the run gives every sequence a class."""
     if not isinstance(loaded.task.objective(), Classification):
         raise ArgumentError(
-            f"{loaded.folder}: {analysis} is defined for classes, the task {loaded.config.task} has none"
+            f"{loaded.folder}: {analysis} needs one class for each sequence; the task {loaded.config.task} has none"
         )
 
 

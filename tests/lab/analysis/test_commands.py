@@ -347,6 +347,18 @@ def test_kernel(runs, tmp_path, capsys):
     assert sum(row["weight"] for row in weights) == pytest.approx(2 * 4)
 
 
+def test_recall_has_kernels_but_no_class_of_a_sequence(tmp_path, capsys):
+    data = ["--data.num-examples", "32", "--data.num-pairs", "2", "--data.num-queries", "1", "--data.num-symbols", "4"]
+    sizes = ["--attention", "gmm-prf:num_frequencies=8", "--training.max-steps", "1", "--quiet"]
+    main(["train", "--task", "recall", *data, *sizes, "--out", str(tmp_path), "--name", "recall"])
+    out = analyze(capsys, "kernel", tmp_path / "recall", "--quick", "--out", tmp_path / "out")
+    assert "kernel-profiles, kernel-frequencies written" in out
+    assert len(results(tmp_path / "out", "kernel-profiles")) == 61 * 2
+    with pytest.raises(SystemExit):
+        main(["analyze", "variance", str(tmp_path / "recall"), "--quick", "--out", str(tmp_path / "out")])
+    assert "needs one class for each sequence; the task recall has none" in " ".join(capsys.readouterr().err.split())
+
+
 def test_kernels_are_drawn_from_what_is_kept_of_them():
     row = {"layer": 1, "head": 1, "initial": 0.5, "initial_deviation": 0.1, "trained": 1.0, "trained_deviation": 0.2}
     rows = [row | {"delta": delta, "head": head} for head in (1, 2) for delta in (-1.0, 0.0)]

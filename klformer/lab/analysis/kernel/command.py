@@ -64,8 +64,6 @@ def run(options: KernelAnalysis) -> None:
     """Draw and write the three figures with their numbers."""
     draws = options.choose(DRAWS)
     loaded = load_run(options.run, make_reporter(quiet=False), data_root=options.data_root)
-    if not isinstance(loaded.model, SequenceClassifier) and not isinstance(loaded.task, Planted):
-        raise ArgumentError(f"{options.run}: drawn for classifiers of single sequences and for the task planted")
     before, after = _kernels(loaded.at_start()), _kernels(loaded.model)
     if not after:
         raise ArgumentError(f"{loaded.config.attention.name} has no frequencies to look at")
@@ -73,12 +71,12 @@ def run(options: KernelAnalysis) -> None:
         compare_with_planted(loaded, loaded.task, before[0], after[0], folder=options.out, draws=draws)
         compare_moments(loaded, loaded.task, before[0], folder=options.out, draws=draws)
         return
-    assert isinstance(loaded.model, SequenceClassifier)
-    batch = _batch_of_one(loaded, options.example)
+    # Only a classifier of single sequences has one position whose attention decides.
+    batch = _batch_of_one(loaded, options.example) if isinstance(loaded.model, SequenceClassifier) else None
     settings: dict[str, Any] = {"run": options.run.name, "draws": draws, "example": options.example}
     console = Console()
     with Progress(transient=True, console=console) as progress:
-        bar = progress.add_task("kernels", total=3)
+        bar = progress.add_task("kernels", total=2 if batch is None else 3)
         rows = _profiles(before, after, draws)
         figure = draw_profiles(rows)
         write_results(
@@ -90,12 +88,15 @@ def run(options: KernelAnalysis) -> None:
             options.out, "kernel-frequencies", caption=DENSITY_CAPTION, rows=rows, settings=settings, figure=figure
         )
         progress.advance(bar)
-        rows = _attention(loaded.model, batch, draws)
-        figure = draw_attention(rows)
-        caption = ATTENTION_CAPTION.format(example=options.example, draws=draws)
-        write_results(options.out, "kernel-attention", caption=caption, rows=rows, settings=settings, figure=figure)
-        progress.advance(bar)
-    console.print(f"kernel-profiles, kernel-frequencies and kernel-attention written to {options.out}", highlight=False)
+        written = ["kernel-profiles", "kernel-frequencies"]
+        if batch is not None and isinstance(loaded.model, SequenceClassifier):
+            rows = _attention(loaded.model, batch, draws)
+            figure = draw_attention(rows)
+            caption = ATTENTION_CAPTION.format(example=options.example, draws=draws)
+            write_results(options.out, "kernel-attention", caption=caption, rows=rows, settings=settings, figure=figure)
+            written.append("kernel-attention")
+            progress.advance(bar)
+    console.print(f"{', '.join(written)} written to {options.out}", highlight=False)
 
 
 def _kernels(model: torch.nn.Module) -> list[KernelizedAttention]:

@@ -37,7 +37,7 @@ MAX_QUERIES = 256
 
 def serves(call: Call) -> bool:
     """Return whether pairs cost less than a state. In a program that is exported lengths are not known."""
-    if torch.compiler.is_exporting() or call.q is None or call.q.shape[2] > MAX_QUERIES:
+    if torch.compiler.is_exporting() or call.q is None or not 0 < call.q.shape[2] <= MAX_QUERIES:
         return False
     queries, keys = call.q.shape[2], call.tokens.shape[2]
     features, values = call.kernel.state_features(call.head_dim), call.value_dim
