@@ -100,15 +100,16 @@ def test_gradients(name, causal, masked):
 def test_transforms_give_what_autograd_does(name, causal):
     mechanism, x = problem(name, causal=causal)
 
-    def total(q):
-        return mechanism(q, x.k, x.v, causal=causal).square().sum()
+    def total(q, v):
+        return mechanism(q, x.k, v, causal=causal).square().sum()
 
-    q = x.q.requires_grad_()
-    (expected,) = torch.autograd.grad(total(q), q, allow_unused=True)
-    given = torch.func.grad(total)(q.detach())
-    torch.testing.assert_close(given, torch.zeros_like(q) if expected is None else expected, atol=1e-10, rtol=1e-10)
-    several = torch.func.vmap(total)(torch.stack([q.detach(), -q.detach()]))
-    torch.testing.assert_close(several, torch.stack([total(q), total(-q)]), atol=1e-10, rtol=1e-10)
+    # By the values too, on which every attention depends.
+    q, v = x.q.requires_grad_(), x.v.requires_grad_()
+    expected = torch.autograd.grad(total(q, v), (q, v), allow_unused=True, materialize_grads=True)
+    given = torch.func.grad(total, argnums=(0, 1))(q.detach(), v.detach())
+    torch.testing.assert_close(given, expected, atol=1e-10, rtol=1e-10)
+    several = torch.func.vmap(total, in_dims=(0, None))(torch.stack([q.detach(), -q.detach()]), v.detach())
+    torch.testing.assert_close(several, torch.stack([total(q, v), total(-q, v)]), atol=1e-10, rtol=1e-10)
 
 
 @every_direction
