@@ -60,6 +60,16 @@ class FusedBackend(Backend):
         >>> kernel = klformer.build_attention("gmm-prf", num_heads=2, head_dim=8).kernel.present()
         >>> [x.grad_fn is not None for x in BACKENDS["borrowed"].run(Call("absorb", kernel, k=k, v=v))[:3]]
         [True, True, False]
+
+        Without autograd, a whole product and its gradients; here as one of several sets of keys:
+
+        >>> call, backend = Call("product", kernel, q=q, k=k, v=v), BACKENDS["borrowed"]
+        >>> with torch.no_grad():
+        ...     outputs = backend.results(call, keep=True)
+        ...     outputs = backend.among_others(call, outputs, out=outputs[0], log_sum=outputs[1])
+        ...     found = backend.gradients(call, outputs, [torch.ones_like(q), None], {"q", "k"})
+        >>> found["q"].shape == q.shape, backend.serves_whole(call), len(backend.empty_saved(call)) == len(outputs) - 2
+        (True, False, True)
     """
 
     @abstractmethod
