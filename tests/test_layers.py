@@ -70,9 +70,9 @@ def test_nothing_installed_names_what_is_not():
 APART = PACKAGE / "ops" / "triton"
 #: Lines of Python that a folder may have, in tens. A change that needs more says what they replace.
 BUDGETS = {
-    "klformer": 40_520,
+    "klformer": 40_540,
     "klformer/lab": 21_430,
-    "klformer/ops": 7_010,  # without the kernels for GPUs
+    "klformer/ops": 7_020,  # without the kernels for GPUs
     "klformer/ops/triton": 2_050,
     "klformer/kernels": 1_270,
     "klformer/attention": 3_060,
