@@ -10,13 +10,14 @@ A reader's guide. `MultiHeadAttention.forward` projects and calls an attention; 
     dispatch.py                which backend computes it, and why not another
     self_check.py              whether a backend is right on a device, before it is used there
     autograd.py                one node of autograd's graph (or one op, when compiled) around forward and backward
-    chunked/__init__.py        the backend for everything: to one of the three files below
+    chunked/__init__.py        the backend for everything: to one of the four files below
+    chunked/pairs.py           few queries or short sequences: every pair, and no state
     chunked/features.py        absorb and read for cosines (rks) and elu, forward and backward
     chunked/exponential.py     absorb and read for positive features (prf), forward and backward
     chunked/causal.py          every query against the keys up to it; the arithmetic is in chunked/causal_block.py
 
 To change the forward of RKS read operands.py, autograd.py and in chunked/ features.py, floor.py, carried.py, tiles.py;
-if it is causal, causal.py and causal_block.py, too. Those in chunked/ lean on gradients.py (where gradients go),
+for few tokens pairs.py; if it is causal, causal.py and causal_block.py, too. Those in chunked/ lean on gradients.py (where gradients go),
 memory.py (memory that is used again) and pair_offset.py. Beside them: reference.py is the definition, quadratic;
 plain.py is linear, for derivatives that fused operations do not have; flash.py goes through torch's fused attention
 (fused_softmax.py). state.py makes values of sums, which are merged and kept in files; decoding.py absorbs and reads one
