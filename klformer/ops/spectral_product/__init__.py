@@ -17,11 +17,11 @@ A reader's guide. `MultiHeadAttention.forward` projects and calls an attention; 
     chunked/causal.py          every query against the keys up to it; the arithmetic is in chunked/causal_block.py
 
 To change the forward of RKS read operands.py, autograd.py and in chunked/ features.py, floor.py, carried.py, tiles.py;
-for few tokens pairs.py; if it is causal, causal.py and causal_block.py, too. Those in chunked/ lean on gradients.py (where gradients go),
-memory.py (memory that is used again) and pair_offset.py. Beside them: reference.py is the definition, quadratic;
-plain.py is linear, for derivatives that fused operations do not have; flash.py goes through torch's fused attention
-(fused_softmax.py). state.py makes values of sums, which are merged and kept in files; decoding.py absorbs and reads one
-token at a time; parts.py brings the sums of several processes together.
+for few tokens pairs.py; if it is causal, causal.py and causal_block.py, too. Those in chunked/ lean on gradients.py
+(where gradients go), memory.py (memory that is used again) and pair_offset.py. Beside them: reference.py is the
+definition, quadratic; plain.py is linear, for derivatives that fused operations do not have; flash.py goes through
+torch's fused attention (fused_softmax.py). state.py makes values of sums, which are merged and kept in files;
+decoding.py absorbs and reads one token at a time; parts.py brings the sums of several processes together.
 """
 
 from typing import Literal, overload
